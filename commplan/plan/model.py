@@ -1,0 +1,127 @@
+"""A compiled schedule: concrete steps by hook. Frozen; a `Plan` that exists is valid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from commplan.errors import Span
+from commplan.language.modules import ModuleTable
+from commplan.ops import Axis, Kind, OpId, Section, When
+
+
+@dataclass(frozen=True, slots=True)
+class OpStep:
+    """Run one op.
+
+    Attributes:
+        op: its name; `op.members` are the modules it covers.
+        lane: the in-order queue it runs on.
+        communicator: the queue of collectives it is issued to, "" for apply.  Named "shard", "replicate" or "<axis>@<lane>"
+            for a lane with one of its own; ops on one communicator run in the order of the plan.
+        after: every op that must be complete before it starts, as far as known at compile time: data flow and `after`.
+        waits: what is left of `after` and the communicator's order when that which lanes and earlier waits already
+            imply is taken away.
+        dtype: torch's name of the wire type, None for the model's reduce dtype.
+        span: where the schedule places it.
+    """
+
+    op: OpId
+    kind: Kind
+    axis: Axis | None
+    lane: str
+    communicator: str
+    after: tuple[OpId, ...]
+    waits: tuple[OpId, ...]
+    dtype: str | None = None
+    when: When = When.EVERY
+    span: Span | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitStep:
+    """Compute waits until these ops are complete. `after` are all that were asked for, `waits` those not implied already."""
+
+    after: tuple[OpId, ...]
+    waits: tuple[OpId, ...]
+    span: Span | None = field(default=None, compare=False)
+
+
+Step = OpStep | WaitStep
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """Steps that run at one point of backward: before compute of `module`, when its gradients are complete, or in root.
+
+    `n` is the hook's number in its section (0 for root); `module` is an index into the table (-1 for root).
+    """
+
+    section: Section
+    n: int
+    module: int
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return self.section.value if self.section is Section.ROOT else f"{self.section.value} {self.n}"
+
+
+class BufferKind(StrEnum):
+    """What a communication buffer holds."""
+
+    GRADIENT = "gradient"
+    RS_INPUT = "rs_input"
+    SHARD = "shard"
+    WIRE = "wire"
+    PARAMETER = "parameter"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Communication memory of modules `first..last`: `size_bytes` on one rank, live from step `born` until after step `freed`.
+
+    Steps are numbered through the whole plan, hook after hook (`Plan.steps`).  `freed` is the compute-lane step (wait, or op
+    on the compute lane) after which compute is known to be behind the last reader; `len(Plan.steps)` is the end of root.
+    """
+
+    kind: BufferKind
+    first: int
+    last: int
+    size_bytes: int
+    born: int
+    freed: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneInfo:
+    """A lane that the plan uses, in order of first use."""
+
+    name: str
+    priority: str = "normal"
+    own_communicator: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the executor runs.  Hooks are in the order in which they open; the last is root.
+
+    Attributes:
+        schedule: the schedule's name.
+        params: every param with the value it was compiled with.
+        modules: the table it was compiled for.
+        lanes: the lanes in use.
+        hooks: every post-backward hook and root, and the pre-backward hooks that hold steps.
+        buffers: communication memory of a backward in which everything is reduced.
+    """
+
+    schedule: str
+    params: tuple[tuple[str, int], ...]
+    modules: ModuleTable
+    lanes: tuple[LaneInfo, ...]
+    hooks: tuple[Hook, ...]
+    buffers: tuple[Buffer, ...]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Every step, hook after hook; a step's place here is its number."""
+        return tuple(step for hook in self.hooks for step in hook.steps)
