@@ -71,8 +71,8 @@ class Module(BaseModel):
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of the unsharded gradients as autograd leaves them, on one rank."""
-        return sum(p.numel * ITEMSIZE_BYTES[p.dtype] for p in self.trainable)
+        """Bytes of the unsharded gradients as autograd leaves them (in the dtype that compute used), on one rank."""
+        return sum(p.numel for p in self.trainable) * ITEMSIZE_BYTES[self.gather_dtype]
 
     @property
     def reduced_bytes(self) -> int:
