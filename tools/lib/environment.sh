@@ -16,7 +16,10 @@ die() { say "$*"; exit 2; }
 
 fingerprint() { { printf '%s\n' "$root"; cat "$root/pyproject.toml" "$root/tools/constraints.txt"; } | sha256sum; }
 
-is_ready() { [ -x "$python" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(fingerprint)" ]; }
+is_ready() { [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(fingerprint)" ] && works; }
+
+# False where the Python that made .venv is gone or has become another version.
+works() { "$python" -c 'from importlib.util import find_spec; import sys; sys.exit(find_spec("torch") is None)' 2>/dev/null; }
 
 # Prints the first Python on PATH that is new enough and can make a virtual environment; says what is missing if there is none.
 find_base_python() {
@@ -35,12 +38,15 @@ find_base_python() {
 
 install_project() {
     local base
-    if [ -e "$venv" ] && [ ! -e "$mark" ]; then
+    if [ -e "$venv/pyvenv.cfg" ] && [ ! -e "$mark" ]; then
         die "$venv exists and was not made by this program; move it away and start again"
     fi
     base=$(find_base_python)
-    # Without a stamp an earlier installation may have stopped anywhere in the middle.
-    [ -f "$stamp" ] && "$python" -c '' 2>/dev/null || rm -rf "$venv"
+    if [ ! -f "$stamp" ] || ! works; then
+        # An earlier installation may have stopped anywhere in the middle.
+        rm -f "$venv/pyvenv.cfg"
+        rm -rf "$venv"
+    fi
     rm -f "$stamp"
     mkdir -p "$venv"
     : >"$mark"
@@ -60,6 +66,6 @@ if ! is_ready; then
     command -v flock >/dev/null || die "flock is missing; install the Debian package util-linux"
     exec 9>"$root/.venv.lock" || die "cannot write in $root"
     flock --nonblock 9 || { say "waiting for another installation to finish ..."; flock 9; }
-    is_ready || install_project
+    if ! is_ready; then install_project; fi
     exec 9>&-
 fi

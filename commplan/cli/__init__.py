@@ -1,0 +1,33 @@
+"""The command line: `commplan list`, `check`, `plan` and `explain`.
+
+Exit codes: 0 no errors, 1 errors found, 2 wrong usage, an unreadable file or a fault of commplan itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+EXIT_UNUSABLE: Final = 2
+DEBUG_VARIABLE: Final = "COMMPLAN_DEBUG"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its code; a fault of commplan itself becomes one line unless COMMPLAN_DEBUG is set."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")  # a schedule may hold what the terminal cannot show
+    try:
+        from commplan.cli.app import app
+
+        app(args=arguments, prog_name="commplan")
+    except Exception as fault:
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        text = " ".join(f"{type(fault).__name__}: {fault}".split())
+        print(f"commplan: fault in commplan itself: {text[:300]}", file=sys.stderr)
+        print(f"commplan: please report it with the command and the schedule; {DEBUG_VARIABLE}=1 shows where", file=sys.stderr)
+        sys.exit(EXIT_UNUSABLE)

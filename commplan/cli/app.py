@@ -1,0 +1,194 @@
+"""The subcommands.  Each reads its inputs, calls one stage and prints; exit codes are described in the package."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import textwrap
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+import commplan
+from commplan import compiler
+from commplan.cli import EXIT_UNUSABLE, inputs, render
+from commplan.cli.render import FileReport
+from commplan.errors import Rule, ScheduleError, Severity
+from commplan.language import library, parse
+from commplan.language.modules import ModuleTable
+from commplan.language.spec import ScheduleSpec
+
+EXIT_ERRORS: Final = 1
+MAX_TEXT_COLUMNS: Final = 100
+
+SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=INTEGER", help="Set a param; may be repeated.")]
+
+
+class Format(StrEnum):
+    """How `check` prints findings."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+app = typer.Typer(
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"commplan {commplan.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Write, check and inspect schedules for the gradient communication of an HSDP backward."""
+
+
+@app.command("list")
+def list_library() -> None:
+    """List the schedules of the library, and what each is for."""
+    console = _console()
+    columns = min(console.width, MAX_TEXT_COLUMNS)
+    for name in library.names():
+        path = library.find(name)
+        summary = parse(inputs.read_text(path), str(path)).summary
+        console.print(Text(name, "bold"))
+        console.print(Text(textwrap.fill(summary, columns, initial_indent="    ", subsequent_indent="    ")))
+
+
+@app.command()
+def check(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Schedule files, or names of the library's.")],
+    modules: Annotated[
+        str | None,
+        typer.Option(metavar="N|TABLE.json", help="How many modules, or a module table. Default: every number that matters."),
+    ] = None,
+    settings: SetOption = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings too.")] = False,
+    output: Annotated[Format, typer.Option("--format", help="For a person or for a program.")] = Format.TEXT,
+) -> None:
+    """Check schedules: every mistake at once, each with its place.
+
+    A param that is set applies to those of the files that declare it.
+
+    Exit codes: 0 no errors; 1 errors (with --strict: warnings too); 2 wrong usage or an unreadable file.
+    """
+    table = None if modules is None else inputs.modules_option(modules)
+    chosen = inputs.settings_option(settings or [])
+    results = [_check_file(name, table, chosen) for name in files]
+    specs = [spec for report, spec in results if spec is not None]
+    if len(specs) == len(results):
+        inputs.require_known(chosen, (param.name for spec in specs for param in spec.params))
+    reports = [report for report, spec in results]
+    if output is Format.JSON:
+        typer.echo(json.dumps(render.report_json(reports), indent=2))
+    else:
+        _console().print(render.report_text(reports), end="")
+    raise typer.Exit(_exit_code(reports, strict))
+
+
+@app.command()
+def plan(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A schedule file, or the name of one of the library.")],
+    modules: Annotated[str, typer.Option(metavar="N|TABLE.json", help="How many modules, or a module table.")],
+    settings: SetOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON, which Plan.from_json reads.")] = False,
+) -> None:
+    """Compile a schedule and print its plan: what runs in each hook, on which lane, and what it waits for.
+
+    Exit codes: 0 printed; 1 the schedule has errors (they go to standard error); 2 wrong usage or an unreadable file.
+    """
+    table = inputs.modules_option(modules)
+    chosen = inputs.settings_option(settings or [])
+    report, spec = _read_file(file)
+    if spec is not None:
+        inputs.require_known(chosen, (param.name for param in spec.params))
+        try:
+            compiled = compiler.compile(spec, table, **chosen)
+        except ScheduleError as error:
+            report = FileReport(report.file, error.violations)
+        else:
+            typer.echo(compiled.to_json() if as_json else compiled.text().rstrip("\n"))
+            return
+    _console(stderr=True).print(render.report_text([report]), end="")
+    raise typer.Exit(_exit_code([report], strict=False))
+
+
+@app.command()
+def explain(
+    code: Annotated[
+        str | None, typer.Argument(metavar="[CODE]", help="A rule's code, CP201. Without it: list all rules.")
+    ] = None,
+) -> None:
+    """Explain a rule: what it asks for, why, a schedule that breaks it and one that does not."""
+    console = _console()
+    if code is None:
+        for rule in compiler.RULES.values():
+            console.print(Text.assemble((rule.code, "bold"), f"  {rule.severity.value:<7}  {rule.title}"))
+        return
+    wanted = code.strip().upper()
+    if wanted not in compiler.RULES:
+        close = inputs.did_you_mean(difflib.get_close_matches(wanted, compiler.RULES, n=1))
+        raise typer.BadParameter(f"no rule has the code {render.visible(code)}{close} (`commplan explain` lists all)")
+    console.print(_rule_text(compiler.RULES[wanted]), end="")
+
+
+def _read_file(name: str) -> tuple[FileReport, ScheduleSpec | None]:
+    """The schedule that `name` means, or a report of why there is none."""
+    try:
+        path = inputs.locate(name)
+        text = inputs.read_text(path)
+    except inputs.UnreadableError as error:
+        return FileReport(name, problem=str(error)), None
+    try:
+        return FileReport(str(path)), parse(text, str(path))
+    except ScheduleError as error:
+        return FileReport(str(path), error.violations), None
+
+
+def _check_file(name: str, modules: int | ModuleTable | None, chosen: dict[str, int]) -> tuple[FileReport, ScheduleSpec | None]:
+    report, spec = _read_file(name)
+    if spec is None:
+        return report, None
+    declared = {param.name for param in spec.params}
+    params = {key: value for key, value in chosen.items() if key in declared}
+    try:
+        return FileReport(report.file, compiler.check(spec, modules, params)), spec
+    except ScheduleError as error:
+        return FileReport(report.file, error.violations), spec
+
+
+def _exit_code(reports: list[FileReport], strict: bool) -> int:
+    if any(report.problem for report in reports):
+        return EXIT_UNUSABLE
+    errors = sum(report.count(Severity.ERROR) for report in reports)
+    warnings = sum(report.count(Severity.WARNING) for report in reports)
+    return EXIT_ERRORS if errors or (strict and warnings) else 0
+
+
+def _rule_text(rule: Rule) -> Text:
+    out = Text.assemble((rule.code, "bold"), f" {rule.title} ({rule.severity.value})\n")
+    for paragraph in (rule.what, rule.why):
+        out.append("\n" + textwrap.fill(paragraph, MAX_TEXT_COLUMNS) + "\n")
+    for heading, schedule in (("Wrong:", rule.wrong), ("Right:", rule.right)):
+        out.append(f"\n{heading}\n", "bold").append(textwrap.indent(schedule.strip("\n"), "    ") + "\n")
+    return out
+
+
+def _console(stderr: bool = False) -> Console:
+    """Where text goes: colours on a terminal only and not under NO_COLOR, lines never wrapped."""
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, emoji=False, markup=False)
