@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -40,50 +41,52 @@ class StockProbe:
     spent_s: dict[str, float] = field(default_factory=lambda: {"shard": 0.0, "replicate": 0.0})
     peak_bytes: int = 0
     _live_bytes: int = 0
-    _originals: tuple[Any, Any] | None = None
+    _originals: dict[str, Any] = field(default_factory=dict)
 
     def __enter__(self) -> StockProbe:
-        reduce_scatter, all_reduce = dist.reduce_scatter_tensor, dist.all_reduce
-        self._originals = (reduce_scatter, all_reduce)
-
-        def timed_reduce_scatter(output: torch.Tensor, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            self._live_bytes += input.nbytes
-            weakref.finalize(input, self._release, input.nbytes)
-            self.peak_bytes = max(self.peak_bytes, self._live_bytes + output.nbytes)
-            return self._timed("shard", reduce_scatter, output, input, *args, **kwargs)
-
-        def timed_all_reduce(*args: Any, **kwargs: Any) -> Any:
-            return self._timed("replicate", all_reduce, *args, **kwargs)
-
-        dist.reduce_scatter_tensor = timed_reduce_scatter
-        dist.all_reduce = timed_all_reduce
+        # FSDP2 calls `reduce_scatter_single` since torch 2.13, `reduce_scatter_tensor` before.
+        self._originals = {
+            name: getattr(dist, name)
+            for name in ("reduce_scatter_single", "reduce_scatter_tensor", "all_reduce")
+            if hasattr(dist, name)
+        }
+        for name, collective in self._originals.items():
+            setattr(dist, name, partial(self._reduce if name == "all_reduce" else self._scatter, collective))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._originals is not None
-        dist.reduce_scatter_tensor, dist.all_reduce = self._originals
+        for name, collective in self._originals.items():
+            setattr(dist, name, collective)
 
     def sample(self, backward_s: float) -> Sample:
         """What was seen since the probe was made."""
         lanes = {lane: (0.0, spent) for lane, spent in self.spent_s.items()}
         return Sample(backward_s, 0.0, sum(self.spent_s.values()), lanes, self.peak_bytes, None)
 
+    def _scatter(self, collective: Any, **arguments: Any) -> Any:
+        size_bytes = arguments["input"].nbytes
+        self._live_bytes += size_bytes
+        weakref.finalize(arguments["input"], self._release, size_bytes)
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes + arguments["output"].nbytes)
+        return self._timed("shard", collective, **arguments)
+
+    def _reduce(self, collective: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._timed("replicate", collective, *args, **kwargs)
+
     def _release(self, num_bytes: int) -> None:
         self._live_bytes -= num_bytes
 
     def _timed(self, lane: str, collective: Any, *args: Any, **kwargs: Any) -> Any:
-        begin = time.perf_counter()
+        begin_s = time.perf_counter()
         try:
             return collective(*args, **kwargs)
         finally:
-            self.spent_s[lane] += time.perf_counter() - begin
+            self.spent_s[lane] += time.perf_counter() - begin_s
 
 
 def attached_sample(report: Any) -> Sample:
     """The same of a backward that a schedule drove; `report` is `attachment.last_backward`."""
-    lanes = {
-        lane: (report.hidden_s(lane), report.exposed_s(lane)) for lane in dict.fromkeys(op.lane for op in report.ops)
-    }
+    lanes = {lane: (report.hidden_s(lane), report.exposed_s(lane)) for lane in dict.fromkeys(op.lane for op in report.ops)}
     return Sample(
         report.end_s - report.begin_s,
         report.hidden_s(),

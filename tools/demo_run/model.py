@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn import functional as F
+from torch.nn import functional
 
 from demo_run.settings import Settings
 
@@ -31,9 +31,10 @@ class Block(nn.Module):
         batch, context, dim = x.shape
         heads = self.query_key_value(self.attention_norm(x)).view(batch, context, 3, self.num_heads, -1)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, context, dim))
-        return x + self.feed_out(F.gelu(self.feed_in(self.feed_norm(x))))
+        y: torch.Tensor = x + self.feed_out(functional.gelu(self.feed_in(self.feed_norm(x))))
+        return y
 
 
 class ByteTransformer(nn.Module):
@@ -52,7 +53,7 @@ class ByteTransformer(nn.Module):
         x = self.embedding(inputs) + self.position[: inputs.shape[1]]
         for block in self.blocks:
             x = block(x)
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
 
 
 def build(settings: Settings, mesh: DeviceMesh) -> ByteTransformer:

@@ -1,0 +1,100 @@
+"""The second part, emulated compute: backward sleeps where an accelerator would compute, so that two cores can show overlap.
+
+A sleeping process leaves its core to the collectives, as a GPU or an NPU leaves the host and the network to them.  How
+long a block sleeps is measured first: as long as stock FSDP2 needs for the collectives of one block on this machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from demo_run.lockstep import Run, backward, close, compare, in_turn, prepare
+from demo_run.settings import ALONE, Settings
+
+_CALIBRATION_STEPS = 4
+_SHORTEST_S, _LONGEST_S = 0.004, 0.15
+
+
+class _SleepInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.seconds)
+        return grad, None
+
+
+class SleepingBlock(nn.Module):
+    """A large weight and little arithmetic; its backward sleeps `seconds` before its gradients are complete."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.seconds = 0.0
+        self.linear = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, dim) -> the same shape."""
+        y: torch.Tensor = _SleepInBackward.apply(torch.tanh(self.linear(x)), self.seconds)  # type: ignore[no-untyped-call]
+        return x + y
+
+
+def _build(settings: Settings) -> nn.Sequential:
+    torch.manual_seed(settings.seed)
+    return nn.Sequential(*(SleepingBlock(settings.emulated_dim) for _ in range(settings.emulated_blocks)))
+
+
+def _shard(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
+    # Parameters stay gathered: only the gradients' communication is left in backward.
+    for block in model:
+        fully_shard(block, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    return model
+
+
+def _step(run: Run, x: torch.Tensor) -> None:
+    backward(run, run.model(x).square().mean())
+
+
+def _calibrate(stock: Run, x: torch.Tensor, num_blocks: int) -> float:
+    for _ in range(_CALIBRATION_STEPS):
+        dist.barrier()
+        _step(stock, x)
+        stock.model.zero_grad()
+    seconds = torch.tensor(median(sample.exposed_s for sample in stock.samples[1:]) / num_blocks)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    stock.samples.clear()
+    return min(max(seconds.item(), _SHORTEST_S), _LONGEST_S)
+
+
+def emulate(settings: Settings, mesh: DeviceMesh, tell: Callable[[dict[str, Any]], None]) -> tuple[float, list[dict[str, Any]]]:
+    """How long a block sleeps, in seconds, and what this rank saw of each run: stock, schedules, compute alone."""
+    runs = prepare(settings, lambda: _shard(_build(settings), mesh))
+    alone = Run(ALONE, _build(settings))
+    x = torch.randn(1, settings.emulated_dim, generator=torch.Generator().manual_seed(dist.get_rank()))
+    x.requires_grad_()
+    sleep_s = _calibrate(runs[0], x, settings.emulated_blocks)
+    for run in (*runs, alone):
+        for block in run.model.children():
+            assert isinstance(block, SleepingBlock)
+            block.seconds = sleep_s
+    for step in range(settings.emulated_steps):
+        for run in in_turn([*runs, alone], step):
+            _step(run, x)
+        compare(runs, keep=step == 0)
+        for run in (*runs, alone):
+            run.model.zero_grad()
+        tell({"part": "emulate", "step": step + 1, "of": settings.emulated_steps})
+    close(runs)
+    return sleep_s, [run.record(settings.warmup_steps) for run in (*runs, alone)]

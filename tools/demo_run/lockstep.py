@@ -1,0 +1,103 @@
+"""Several live models of equal weights, stepped in turn: each gets the same batch before any gets the next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import commplan
+from demo_run.measure import Digest, Sample, StockProbe, attached_sample, largest_difference
+from demo_run.settings import ALONE, STOCK, Settings
+
+
+@dataclass
+class Run:
+    """One model, what drives its communication, and what was seen of it. `attachment` is None for the stock model."""
+
+    name: str
+    model: nn.Module
+    attachment: Any = None
+    optimizer: torch.optim.Optimizer | None = None
+    losses: list[float] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    max_grad_diff: float = 0.0
+    gradients: Digest = field(default_factory=Digest)
+
+    def record(self, warmup_steps: int) -> dict[str, Any]:
+        """What this rank saw, as plain data; times are medians over the steps after `warmup_steps`."""
+        seen = self.samples[warmup_steps:] or self.samples
+        parameters = Digest()
+        parameters.add(self.model.parameters())
+        return {
+            "schedule": self.name,
+            "losses": self.losses,
+            "max_grad_diff": self.max_grad_diff,
+            "gradients": self.gradients.hex(),
+            "parameters": parameters.hex(),
+            "backward_s": median(s.backward_s for s in seen),
+            "hidden_s": median(s.hidden_s for s in seen),
+            "exposed_s": median(s.exposed_s for s in seen),
+            "lanes": {
+                lane: [median(s.lanes[lane][side] for s in seen if lane in s.lanes) for side in (0, 1)]
+                for lane in seen[-1].lanes
+            },
+            "peak_bytes": max(s.peak_bytes for s in self.samples),
+            "declared_peak_bytes": self.samples[-1].declared_peak_bytes,
+        }
+
+
+def prepare(settings: Settings, build: Callable[[], nn.Module]) -> list[Run]:
+    """A stock model, then one for each schedule."""
+    runs = [Run(STOCK, build())]
+    for name in settings.schedules:
+        model = build()
+        runs.append(Run(name, model, commplan.attach(model, name)))
+    return runs
+
+
+def close(runs: list[Run]) -> None:
+    """Give every model back to FSDP2."""
+    for run in runs:
+        if run.attachment is not None:
+            run.attachment.detach()
+
+
+def backward(run: Run, loss: torch.Tensor) -> None:
+    """Run backward and keep a sample of it."""
+    if run.attachment is not None:
+        loss.backward()
+        run.samples.append(attached_sample(run.attachment.last_backward))
+        return
+    begin_s = time.perf_counter()
+    if run.name == ALONE:
+        loss.backward()
+        run.samples.append(Sample(time.perf_counter() - begin_s, 0.0, 0.0, {}, 0, None))
+        return
+    with StockProbe() as probe:
+        loss.backward()
+        run.samples.append(probe.sample(time.perf_counter() - begin_s))
+
+
+def in_turn(runs: list[Run], step: int) -> Iterator[Run]:
+    """The runs, another one first in each step; ranks start each together, so that none is measured waiting for a peer."""
+    first = step % len(runs)
+    for run in runs[first:] + runs[:first]:
+        dist.barrier()
+        yield run
+
+
+def compare(runs: list[Run], keep: bool) -> None:
+    """Compare the gradients of this step with those of stock, the first run; `keep`: take them into the digests."""
+    expected = [parameter.grad for parameter in runs[0].model.parameters()]
+    for run in runs:
+        gradients = [parameter.grad for parameter in run.model.parameters()]
+        run.max_grad_diff = max(run.max_grad_diff, largest_difference(gradients, expected))
+        if keep:
+            run.gradients.add(gradients)
