@@ -50,7 +50,7 @@ install_project() {
     rm -f "$stamp"
     mkdir -p "$venv"
     : >"$mark"
-    say "installing into $venv; downloads about 230 MB with the CPU build of torch, 2.8 GB with the CUDA build ..."
+    say "installing into $venv; downloads about 260 MB with the CPU build of torch, 2.8 GB with the CUDA build ..."
     {
         "$base" -m venv "$venv" &&
             "$python" -m pip install --quiet --disable-pip-version-check --no-input --progress-bar off \
@@ -64,7 +64,7 @@ install_project() {
 
 if ! is_ready; then
     command -v flock >/dev/null || die "flock is missing; install the Debian package util-linux"
-    exec 9>"$root/.venv.lock" || die "cannot write in $root"
+    { exec 9>"$root/.venv.lock"; } 2>/dev/null || die "cannot write in $root"
     flock --nonblock 9 || { say "waiting for another installation to finish ..."; flock 9; }
     if ! is_ready; then install_project; fi
     exec 9>&-
