@@ -90,6 +90,14 @@ class ScheduleError(CommplanError):
         super().__init__("\n".join(lines))
 
 
+class PlanError(CommplanError):
+    """A saved plan is not valid; `problems` says everything that is wrong with it."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("not a valid plan: " + "; ".join(self.problems))
+
+
 class UnsupportedError(CommplanError):
     """What was asked for is right, but not something that this version can run."""
 

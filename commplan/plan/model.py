@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
+from typing import Final
 
 from commplan.errors import Span
 from commplan.language.modules import ModuleTable
@@ -76,6 +79,10 @@ class BufferKind(StrEnum):
     PARAMETER = "parameter"
 
 
+COMMUNICATION: Final = (BufferKind.GRADIENT, BufferKind.RS_INPUT, BufferKind.SHARD, BufferKind.WIRE)
+"""What counts as communication memory; gathered parameters belong to compute."""
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """Communication memory of modules `first..last`: `size_bytes` on one rank, live from step `born` until after step `freed`.
@@ -125,3 +132,63 @@ class Plan:
     def steps(self) -> tuple[Step, ...]:
         """Every step, hook after hook; a step's place here is its number."""
         return tuple(step for hook in self.hooks for step in hook.steps)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most communication bytes alive at once on one rank (gathered parameters are not counted)."""
+        return max(self.bytes_by_step(*COMMUNICATION), default=0)
+
+    @property
+    def peak_hook(self) -> Hook:
+        """The hook in which `peak_bytes` is first reached."""
+        by_step = self.bytes_by_step(*COMMUNICATION)
+        return self.hook_of(by_step.index(max(by_step))) if by_step else self.hooks[-1]
+
+    def peak_bytes_of(self, *kinds: BufferKind) -> int:
+        """The most bytes that buffers of `kinds` hold at once on one rank."""
+        return max(self.bytes_by_step(*kinds), default=0)
+
+    def bytes_by_step(self, *kinds: BufferKind) -> tuple[int, ...]:
+        """Bytes that buffers of `kinds` hold on one rank, at each step."""
+        num_steps = len(self.steps)
+        change = [0] * (num_steps + 1)
+        for buffer in self.buffers:
+            if buffer.kind in kinds:
+                change[buffer.born] += buffer.size_bytes
+                change[min(buffer.freed + 1, num_steps)] -= buffer.size_bytes
+        return tuple(accumulate(change))[:num_steps]
+
+    def hook_of(self, number: int) -> Hook:
+        """The hook that holds step `number`."""
+        for hook in self.hooks:
+            number -= len(hook.steps)
+            if number < 0:
+                return hook
+        return self.hooks[-1]
+
+    @property
+    def num_waits(self) -> int:
+        """Waits that the executor performs: those that lanes and earlier waits do not imply."""
+        return sum(len(step.waits) for step in self.steps)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) of the plan: equal for equal plans, wherever the schedule was read from."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The plan as JSON, keys and order fixed; `from_json` is its inverse, places in the schedule apart."""
+        from commplan.plan.serial import to_json
+
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan in `text`, checked as a new one is.
+
+        Raises:
+            PlanError: if `text` is not JSON of a plan, or the plan is not valid.
+        """
+        from commplan.plan.serial import from_json
+
+        return from_json(text)

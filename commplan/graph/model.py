@@ -1,0 +1,131 @@
+"""The concrete graph of a schedule: nodes, edges with their reasons, the order, and what happens before what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import networkx as nx
+
+from commplan.graph.clocks import Clocks
+from commplan.graph.timeline import Timeline
+from commplan.language.modules import Module, ModuleTable
+from commplan.language.spec import OpLine, OpRef, ScheduleSpec, WaitLine
+from commplan.ops import Kind, OpId
+
+
+class Reason(StrEnum):
+    """Why one node must be over before another starts."""
+
+    AFTER = "after"
+    WAIT = "wait"
+    LANE = "lane"
+    COMMUNICATOR = "communicator"
+    HOOK = "hook"
+
+
+class Role(StrEnum):
+    """What a node stands for.
+
+    A LEFT_OUT op is one that its module does not need: an empty task, in its place.  COMPUTE is the compute of a module and
+    opens its post-backward hook; HOOK opens another hook.  ALL is over when every op of a family is.
+    """
+
+    OP = "op"
+    LEFT_OUT = "left_out"
+    COMPUTE = "compute"
+    HOOK = "hook"
+    WAIT = "wait"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node. `hook` is a place in the timeline; `key` orders the nodes of a hook as they are written."""
+
+    role: Role
+    hook: int
+    key: tuple[int, ...]
+    op: OpId | None = None
+    line: OpLine | WaitLine | None = None
+    lane: str = ""
+    communicator: str = ""
+
+    def __str__(self) -> str:
+        return str(self.op) if self.op is not None else self.role.value
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What runs as one op: modules `first..last` of a family. `nodes` are its pieces, ascending."""
+
+    first: int
+    last: int
+    left_out: bool
+    nodes: range
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Every op that one line of the schedule places. `buckets` is indexed by the number of a module."""
+
+    line: OpLine
+    buckets: tuple[Bucket, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LateReference:
+    """A line that names an op which is issued only later: `ref` in the line of `node` names `target`."""
+
+    node: int
+    target: int
+    ref: OpRef
+
+
+@dataclass(frozen=True, slots=True)
+class Defects:
+    """What could not be taken into the graph as written; the graph is whole without it.
+
+    Attributes:
+        repeated: lines that place a family once more, with the line that placed it first.
+        unknown: references to families that no line places, with the line they stand in.
+        late: dependencies on ops issued later, one for each pair of line and reference.
+        cycles: cycles among the ops of one hook, each as node numbers; an op follows what it waits for.
+    """
+
+    repeated: tuple[tuple[OpLine, OpLine], ...] = ()
+    unknown: tuple[tuple[OpLine | WaitLine, OpRef], ...] = ()
+    late: tuple[LateReference, ...] = ()
+    cycles: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class ScheduleGraph:
+    """A schedule laid out over a module table.
+
+    Attributes:
+        digraph: nodes are numbers into `nodes`; each edge has its `reason` and, if it was written, its `ref`.
+        order: node numbers in the order of issue.
+        rank: node number -> its place in `order`.
+        clocks: which nodes are known to be over when another starts.
+        families: by name, the ops that the schedule places.
+        defects: what was left aside.
+    """
+
+    spec: ScheduleSpec
+    table: ModuleTable
+    params: Mapping[str, int]
+    timeline: Timeline
+    nodes: tuple[Node, ...]
+    digraph: nx.DiGraph[int]
+    order: tuple[int, ...]
+    rank: tuple[int, ...]
+    clocks: Clocks
+    families: Mapping[str, Family]
+    defects: Defects
+
+    def module(self, kind: Kind, n: int) -> Module:
+        """The module that number `n` of an op of `kind` means."""
+        order = self.timeline.need if kind is Kind.ALL_GATHER else self.timeline.completion
+        return self.table.modules[order[n]]

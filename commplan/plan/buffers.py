@@ -1,0 +1,169 @@
+"""Communication memory of a plan: what each buffer holds, its size, when it is made and when it may go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from commplan.graph.timeline import timeline
+from commplan.language.modules import Module, ModuleTable
+from commplan.ops import ITEMSIZE_BYTES, Kind, OpId, Section
+from commplan.plan.model import Buffer, BufferKind, Hook, OpStep
+from commplan.plan.order import StepOrder
+
+
+@dataclass
+class _Group:
+    """The pieces of one op: step numbers, ascending."""
+
+    step: OpStep
+    numbers: list[int] = field(default_factory=list)
+
+    @property
+    def op(self) -> OpId:
+        return self.step.op
+
+
+def buffers(hooks: Sequence[Hook], table: ModuleTable, order: StepOrder) -> tuple[Buffer, ...]:
+    """Every communication buffer of a backward in which everything is reduced, by birth.
+
+    A gradient is kept past its hook until the op that packs it is issued.  What an op reads or writes lives from its issue
+    until compute is known to be behind its last reader.  A reduced shard lives until its apply is.
+    """
+    ledger = _Ledger.of(hooks, table, order)
+    found = [*ledger.gradients(), *ledger.reductions(), *ledger.parameters()]
+    return tuple(sorted((b for b in found if b.size_bytes), key=lambda b: (b.born, b.first, list(BufferKind).index(b.kind))))
+
+
+@dataclass
+class _Ledger:
+    """The ops of a plan by kind and module."""
+
+    order: StepOrder
+    completion: list[Module]
+    need: list[Module]
+    by_kind: dict[Kind, dict[int, _Group]]
+    hook_end: dict[int, int]
+    compute_end: dict[str, int]
+    num_steps: int
+
+    @classmethod
+    def of(cls, hooks: Sequence[Hook], table: ModuleTable, order: StepOrder) -> _Ledger:
+        """Sort the steps of `hooks`."""
+        points = timeline(table)
+        by_kind: dict[Kind, dict[int, _Group]] = {kind: {} for kind in Kind}
+        hook_end: dict[int, int] = {}
+        compute_end: dict[str, int] = {}
+        groups: dict[tuple[str, int], _Group] = {}
+        number = 0
+        for hook in hooks:
+            if hook.section is Section.POST_BACKWARD:
+                hook_end[hook.n] = number + len(hook.steps)
+                compute_end[table.modules[hook.module].name] = number - 1
+            for step in hook.steps:
+                if isinstance(step, OpStep):
+                    group = groups.setdefault((step.op.family, step.op.first), _Group(step))
+                    group.numbers.append(number)
+                    by_kind[step.kind].update(dict.fromkeys(step.op.members, group))
+                number += 1
+        modules = table.modules
+        return cls(
+            order,
+            [modules[i] for i in points.completion],
+            [modules[i] for i in points.need],
+            by_kind,
+            hook_end,
+            compute_end,
+            number,
+        )
+
+    def groups(self, kind: Kind) -> Iterator[_Group]:
+        """Each op of a kind once."""
+        seen: _Group | None = None
+        for group in self.by_kind[kind].values():
+            if group is not seen:
+                yield group
+            seen = group
+
+    def known(self, group: _Group) -> int:
+        """The step after which compute is known to be behind every piece of an op."""
+        return max(self.order.known[number] for number in group.numbers)
+
+    def gradients(self) -> Iterator[Buffer]:
+        """Unsharded gradients that outlive the hook of their module."""
+        for n, module in enumerate(self.completion):
+            packed_by = next(
+                (
+                    self.by_kind[kind][n]
+                    for kind in (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.APPLY)
+                    if n in self.by_kind[kind]
+                ),
+                None,
+            )
+            if packed_by is not None and packed_by.numbers[-1] >= self.hook_end[n]:
+                yield Buffer(BufferKind.GRADIENT, n, n, module.gradient_bytes, self.hook_end[n], packed_by.numbers[-1])
+
+    def reductions(self) -> Iterator[Buffer]:
+        """Inputs, wire copies and results of reduce-scatters and all-reduces."""
+        for group in self.groups(Kind.REDUCE_SCATTER):
+            wire_bytes = sum(m.reduced_numel * self.itemsize_bytes(m, group.step) for m in self.members(group))
+            yield self.while_running(BufferKind.RS_INPUT, group, wire_bytes)
+            yield self.shard(group)
+            if self.casts(group):
+                sizes = (m.reduced_numel // m.shard_size * self.itemsize_bytes(m, group.step) for m in self.members(group))
+                yield self.while_running(BufferKind.WIRE, group, sum(sizes))
+        scattered = self.by_kind[Kind.REDUCE_SCATTER]
+        for group in self.groups(Kind.ALL_REDUCE):
+            packs = group.op.first not in scattered
+            if packs:
+                yield self.shard(group)
+            if self.casts(group) or (len(group.op.members) > 1 and not packs):
+                sizes = (m.reduced_numel // m.shard_size * self.itemsize_bytes(m, group.step) for m in self.members(group))
+                yield from self.copies(group, sum(sizes))
+
+    def parameters(self) -> Iterator[Buffer]:
+        """Gathered parameters, until the gradients of their module are complete; without gradients, until the end."""
+        for group in self.groups(Kind.ALL_GATHER):
+            members = self.members(group)
+            born = group.numbers[0]
+            freed = max(born, *(self.compute_end.get(m.name, self.num_steps) for m in members))
+            op = group.op
+            yield Buffer(BufferKind.PARAMETER, op.first, op.last, sum(m.gathered_bytes for m in members), born, freed)
+            if self.casts(group):
+                wire = (
+                    m.gathered_bytes // ITEMSIZE_BYTES[m.gather_dtype] * self.itemsize_bytes(m, group.step) for m in members
+                )
+                yield self.while_running(BufferKind.WIRE, group, sum(wire))
+
+    def members(self, group: _Group) -> list[Module]:
+        """The modules of an op."""
+        modules = self.need if group.step.kind is Kind.ALL_GATHER else self.completion
+        return [modules[n] for n in group.op.members]
+
+    def casts(self, group: _Group) -> bool:
+        """Whether an op sends in another dtype than its module reduces (gathers) in."""
+        module = self.members(group)[0]
+        own = module.gather_dtype if group.step.kind is Kind.ALL_GATHER else module.reduce_dtype
+        return group.step.dtype not in (None, own)
+
+    def itemsize_bytes(self, module: Module, step: OpStep) -> int:
+        """Bytes of an element on the wire."""
+        own = module.gather_dtype if step.kind is Kind.ALL_GATHER else module.reduce_dtype
+        return ITEMSIZE_BYTES[step.dtype or own]
+
+    def while_running(self, kind: BufferKind, group: _Group, size_bytes: int) -> Buffer:
+        """A buffer that lives while an op runs, as compute knows it."""
+        return Buffer(kind, group.op.first, group.op.last, size_bytes, group.numbers[0], self.known(group))
+
+    def copies(self, group: _Group, size_bytes: int) -> Iterator[Buffer]:
+        """A copy for each piece of an op."""
+        for number in group.numbers:
+            piece_bytes = -(-size_bytes // len(group.numbers))
+            yield Buffer(BufferKind.WIRE, group.op.first, group.op.last, piece_bytes, number, self.order.known[number])
+
+    def shard(self, group: _Group) -> Buffer:
+        """The result of a reduction, until every member is applied."""
+        applies = self.by_kind[Kind.APPLY]
+        freed = max(self.known(applies[n]) if n in applies else self.num_steps for n in group.op.members)
+        size_bytes = sum(m.shard_bytes for m in self.members(group))
+        return Buffer(BufferKind.SHARD, group.op.first, group.op.last, size_bytes, group.numbers[0], freed)
