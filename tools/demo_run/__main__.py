@@ -95,8 +95,9 @@ def _run(console: Console, settings: Settings, out: Path) -> list[str]:
     console.print(show.training_table(rows))
     if emulated:
         console.print(
-            f"\nWith real compute the collectives' own threads compete for the cores, and little can overlap. Below, backward\n"
-            f"sleeps {result['sleep_s'] * 1e3:.0f} ms a block where an accelerator would compute: emulated compute, real collectives.",
+            "\nWith real compute the collectives' own threads compete for the cores, and little can overlap. Below, compute is\n"
+            f"emulated: backward sleeps {result['sleep_s'] * 1e3:.0f} ms a block where an accelerator would compute. "
+            "The collectives are real.",
             highlight=False,
         )
         console.print(show.emulated_table(emulated))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -54,20 +55,16 @@ def _note(event: dict[str, Any]) -> str:
 def training_table(rows: Sequence[Row]) -> Table:
     """The table that the training part ends in."""
     lanes = list(dict.fromkeys(lane for row in rows for lane in row["lanes"]))
-    table = Table("schedule", title="Real compute: one row a model, steps interleaved", title_justify="left")
-    for column in ("loss first", "last", "largest grad\ndifference", "backward\nmedian ms"):
-        table.add_column(column, justify="right")
-    _add_lane_columns(table, lanes)
-    for column in ("peak KiB\nmeasured", "declared"):
-        table.add_column(column, justify="right")
+    table = _table("Real compute, steps interleaved", lanes, "loss\nfirst", "\nlast", "largest grad\ndifference")
+    table.add_column("peak KiB\nmeasured", justify="right")
+    table.add_column("\ndeclared", justify="right")
     for row in rows:
         table.add_row(
             row["schedule"],
             f"{row['loss_first']:.4f}",
             f"{row['loss_last']:.4f}",
-            "not finite" if row["max_grad_diff"] is None else f"{row['max_grad_diff']:.1f}",
-            _milliseconds(row["backward_median_s"]),
-            *_lane_cells(row, lanes),
+            "not finite" if row["max_grad_diff"] is None else f"{row['max_grad_diff']:.3g}",
+            *_time_cells(row, lanes),
             f"{row['peak_bytes'] / 1024:,.0f}",
             "-" if row["declared_peak_bytes"] is None else f"{row['declared_peak_bytes'] / 1024:,.0f}",
         )
@@ -78,32 +75,26 @@ def emulated_table(rows: Sequence[Row]) -> Table:
     """The table of the part with emulated compute, fastest first."""
     lanes = list(dict.fromkeys(lane for row in rows for lane in row["lanes"]))
     alone_s = next(row["backward_median_s"] for row in rows if row["schedule"] == ALONE)
-    table = Table("schedule", title="Emulated compute (sleeping): fastest first", title_justify="left")
-    for column in ("backward\nmedian ms", "times\ncompute alone"):
-        table.add_column(column, justify="right")
-    _add_lane_columns(table, lanes)
+    table = _table("Emulated compute, steps interleaved, fastest first", lanes, "times\ncompute alone")
     for row in sorted(rows, key=lambda row: float(row["backward_median_s"])):
-        table.add_row(
-            row["schedule"],
-            _milliseconds(row["backward_median_s"]),
-            f"{row['backward_median_s'] / alone_s:.2f}",
-            *_lane_cells(row, lanes),
-        )
+        table.add_row(row["schedule"], f"{row['backward_median_s'] / alone_s:.2f}", *_time_cells(row, lanes))
     return table
 
 
-def _add_lane_columns(table: Table, lanes: Sequence[str]) -> None:
+def _table(title: str, lanes: Sequence[str], *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("\nschedule", no_wrap=True)
+    for column in (*columns, "backward\nmedian ms", *(f"{lane} ms\nhidden + exposed" for lane in lanes)):
+        table.add_column(column, justify="right")
+    return table
+
+
+def _time_cells(row: Row, lanes: Sequence[str]) -> list[str]:
+    cells = [_milliseconds(row["backward_median_s"])]
     for lane in lanes:
-        table.add_column(f"{lane} lane ms\nhidden + exposed", justify="right")
-
-
-def _lane_cells(row: Row, lanes: Sequence[str]) -> list[str]:
-    return [
-        f"{_milliseconds(row['lanes'][lane]['hidden_s'])} + {_milliseconds(row['lanes'][lane]['exposed_s'])}"
-        if lane in row["lanes"]
-        else "-"
-        for lane in lanes
-    ]
+        times = row["lanes"].get(lane)
+        cells.append(f"{_milliseconds(times['hidden_s'])} + {_milliseconds(times['exposed_s'])}" if times else "-")
+    return cells
 
 
 def _milliseconds(seconds: float) -> str:
