@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -16,9 +17,10 @@ import commplan
 from commplan import compiler
 from commplan.cli import EXIT_UNUSABLE, inputs, render
 from commplan.cli.render import FileReport
-from commplan.errors import Rule, ScheduleError, Severity
-from commplan.language import library, parse
+from commplan.errors import CommplanError, Rule, ScheduleError, Severity
+from commplan.language import library, load, resolve
 from commplan.language.modules import ModuleTable
+from commplan.language.source import did_you_mean, shown
 from commplan.language.spec import ScheduleSpec
 
 EXIT_ERRORS: Final = 1
@@ -64,8 +66,7 @@ def list_library() -> None:
     console = _console()
     columns = min(console.width, MAX_TEXT_COLUMNS)
     for name in library.names():
-        path = library.find(name)
-        summary = parse(inputs.read_text(path), str(path)).summary
+        summary = load(library.find(name)).summary
         console.print(Text(name, "bold"))
         console.print(Text(textwrap.fill(summary, columns, initial_indent="    ", subsequent_indent="    ")))
 
@@ -87,12 +88,12 @@ def check(
 
     Exit codes: 0 no errors; 1 errors (with --strict: warnings too); 2 wrong usage or an unreadable file.
     """
-    table = None if modules is None else inputs.modules_option(modules)
-    chosen = inputs.settings_option(settings or [])
+    table = None if modules is None else inputs.read_modules(modules)
+    chosen = inputs.read_settings(settings or [])
     results = [_check_file(name, table, chosen) for name in files]
     specs = [spec for report, spec in results if spec is not None]
     if len(specs) == len(results):
-        inputs.require_known(chosen, (param.name for spec in specs for param in spec.params))
+        inputs.require_declared(chosen, (param.name for spec in specs for param in spec.params))
     reports = [report for report, spec in results]
     if output is Format.JSON:
         typer.echo(json.dumps(render.report_json(reports), indent=2))
@@ -112,13 +113,14 @@ def plan(
 
     Exit codes: 0 printed; 1 the schedule has errors (they go to standard error); 2 wrong usage or an unreadable file.
     """
-    table = inputs.modules_option(modules)
-    chosen = inputs.settings_option(settings or [])
+    table = inputs.read_modules(modules)
+    chosen = inputs.read_settings(settings or [])
     report, spec = _read_file(file)
     if spec is not None:
-        inputs.require_known(chosen, (param.name for param in spec.params))
+        inputs.require_declared(chosen, (param.name for param in spec.params))
         try:
-            compiled = compiler.compile(spec, table, **chosen)
+            with _usage_errors():
+                compiled = compiler.compile(spec, table, **chosen)
         except ScheduleError as error:
             report = FileReport(report.file, error.violations)
         else:
@@ -140,24 +142,22 @@ def explain(
         for rule in compiler.RULES.values():
             console.print(Text.assemble((rule.code, "bold"), f"  {rule.severity.value:<7}  {rule.title}"))
         return
-    wanted = code.strip().upper()
-    if wanted not in compiler.RULES:
-        close = inputs.did_you_mean(difflib.get_close_matches(wanted, compiler.RULES, n=1))
-        raise typer.BadParameter(f"no rule has the code {render.visible(code)}{close} (`commplan explain` lists all)")
-    console.print(_rule_text(compiler.RULES[wanted]), end="")
+    found = compiler.RULES.get(code.strip().upper())
+    if found is None:
+        hint = did_you_mean(code.upper(), compiler.RULES) if len(code) < 10 else "try without a code"
+        raise typer.BadParameter(f"no rule has the code {shown(code)}; {hint}")
+    console.print(_rule_text(found), end="")
 
 
 def _read_file(name: str) -> tuple[FileReport, ScheduleSpec | None]:
-    """The schedule that `name` means, or a report of why there is none."""
+    """The schedule that `name` means, and a report that says why where there is none."""
     try:
-        path = inputs.locate(name)
-        text = inputs.read_text(path)
-    except inputs.UnreadableError as error:
-        return FileReport(name, problem=str(error)), None
-    try:
-        return FileReport(str(path)), parse(text, str(path))
+        spec = resolve(name)
     except ScheduleError as error:
-        return FileReport(str(path), error.violations), None
+        return FileReport(error.violations[0].span.file, error.violations), None
+    except CommplanError as error:
+        return FileReport(name, problem=str(error)), None
+    return FileReport(spec.file), spec
 
 
 def _check_file(name: str, modules: int | ModuleTable | None, chosen: dict[str, int]) -> tuple[FileReport, ScheduleSpec | None]:
@@ -166,10 +166,19 @@ def _check_file(name: str, modules: int | ModuleTable | None, chosen: dict[str, 
         return report, None
     declared = {param.name for param in spec.params}
     params = {key: value for key, value in chosen.items() if key in declared}
-    try:
+    with _usage_errors():
         return FileReport(report.file, compiler.check(spec, modules, params)), spec
-    except ScheduleError as error:
-        return FileReport(report.file, error.violations), spec
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Turns what a user asked for wrongly, a param out of its bounds, into an error of usage."""
+    try:
+        yield
+    except ScheduleError:
+        raise
+    except CommplanError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _exit_code(reports: list[FileReport], strict: bool) -> int:

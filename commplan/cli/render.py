@@ -36,9 +36,7 @@ def report_text(reports: Sequence[FileReport]) -> Text:
     out = Text()
     for report in reports:
         if report.problem:
-            out.append(f"{visible(report.file)}: ", "bold").append("cannot be read: ", "bold red").append(
-                f"{visible(report.problem)}\n"
-            )
+            out.append("error: ", "bold red").append(f"{visible(report.problem)}\n")
         for finding in report.findings:
             out.append_text(finding_text(finding)).append("\n")
     return out.append_text(summary_text(reports))
