@@ -1,0 +1,87 @@
+"""Agreement between ranks before anything is touched, through the store that made the process group.
+
+Nothing here is a collective of torch: a rank that never arrives, or arrives with something else, is named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from commplan.errors import RankMismatchError
+
+REFUSED = "refused"
+"""Key of a record by which a rank says why it will not go on."""
+
+
+def agree(store: Store, ranks: Sequence[int], rank: int, record: Mapping[str, str], timeout_s: float) -> None:
+    """Compare `record` with every other rank's; all ranks call this as often as one another.
+
+    Args:
+        ranks: those that have to agree, the same on each of them.
+        record: subject -> what this rank has, in words.  With the one key REFUSED: this rank gives up, and says why; it
+            does not wait for the others.
+        timeout_s: how long to wait for the slowest.
+
+    Raises:
+        RankMismatchError: names the ranks that differ and the first subject on which they do, those that refused, or those
+            that did not come.
+    """
+    scope = "commplan/" + hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:12]
+    turn = store.add(f"{scope}/turn/{rank}", 1)
+    keys = {r: f"{scope}/{turn}/{r}" for r in ranks}
+    store.set(keys[rank], json.dumps(record))
+    if REFUSED in record:
+        return
+    try:
+        store.wait(list(keys.values()), timedelta(seconds=timeout_s))
+    except dist.DistStoreError as error:
+        missing = [r for r in ranks if not store.check([keys[r]])]
+        raise RankMismatchError(
+            f"rank(s) {_listed(missing)} did not attach within {timeout_s:g} s; "
+            "every rank has to call attach, as often as the others"
+        ) from error
+    records = {r: json.loads(store.get(keys[r])) for r in ranks}
+    problem = difference(records)
+    if problem:
+        raise RankMismatchError(problem)
+
+
+def difference(records: Mapping[int, Mapping[str, str]]) -> str:
+    """The first thing on which ranks differ, in words; empty if they agree."""
+    refused = {r: record[REFUSED] for r, record in records.items() if REFUSED in record}
+    if refused:
+        rank, reason = next(iter(refused.items()))
+        return f"rank(s) {_listed(list(refused))} could not attach; rank {rank} says: {reason}"
+    subjects = dict.fromkeys(subject for record in records.values() for subject in record)
+    for subject in subjects:
+        values = {r: record.get(subject, "nothing") for r, record in records.items()}
+        usual, _ = Counter(values.values()).most_common(1)[0]
+        odd = [r for r, value in values.items() if value != usual]
+        if odd:
+            rest = [r for r, value in values.items() if value == usual]
+            mine, theirs = _first_difference(values[odd[0]], usual)
+            return f"ranks disagree on {subject}: rank(s) {_listed(odd)} have {mine}, rank(s) {_listed(rest)} have {theirs}"
+    return ""
+
+
+def _first_difference(one: str, other: str, limit: int = 200) -> tuple[str, str]:
+    """The first differing lines of two texts."""
+    for a, b in zip(one.splitlines(), other.splitlines(), strict=False):
+        if a != b:
+            return repr(a[:limit]), repr(b[:limit])
+    longer = max(one, other, key=len).splitlines()
+    shorter = min(len(one.splitlines()), len(other.splitlines()))
+    extra = repr(longer[shorter][:limit]) if shorter < len(longer) else "more"
+    return (f"{extra} besides", "nothing there") if len(one) > len(other) else ("nothing there", f"{extra} besides")
+
+
+def _listed(ranks: Sequence[int], limit: int = 8) -> str:
+    shown = ", ".join(map(str, ranks[:limit]))
+    return shown if len(ranks) <= limit else f"{shown} and {len(ranks) - limit} more"

@@ -1,0 +1,135 @@
+"""What each kind of op does. A row of `TASKS` prepares an op when it is issued and returns what its lane is to run.
+
+Buffers are allocated while preparing, on the thread of compute; the closures run on the lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from commplan.execute.instance import Instance, PartialSum, add_into, merge_layouts
+from commplan.execute.interface import Unit
+from commplan.execute.lanes import Task
+from commplan.execute.memory import Memory
+from commplan.ops import Kind, OpId
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What outlives an op: live memory, and the partial sums that accumulation keeps between backwards."""
+
+    memory: Memory
+    partial_sums: dict[Unit, PartialSum] = field(default_factory=dict)
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of the partial sums that are kept."""
+        return sum(p.buffer.nbytes for p in self.partial_sums.values())
+
+
+def reduce_scatter(op: OpId, instance: Instance, store: Store) -> Task | None:
+    """Pack the gradients, reduce-scatter them, add what an earlier backward left."""
+    if instance.gradients is None:
+        return None
+    memory = store.memory
+    unit, reduction, layout = instance.unit, instance.reduction, instance.layout
+    packed = memory.allocate(layout.numel * reduction.shard_size, reduction.dtype, unit.device)
+    instance.pack(memory, packed)
+    shard = memory.allocate(layout.numel, reduction.dtype, unit.device)
+    instance.inputs.append(packed)
+    instance.shard = shard
+    previous = store.partial_sums.pop(unit, None)
+    if previous is not None:
+        instance.inputs.append(previous.buffer)
+        if previous.layout != layout:
+            instance.inputs.append(shard)
+            instance.layout = merge_layouts(previous.layout, layout)
+            instance.shard = memory.allocate(instance.layout.numel, reduction.dtype, unit.device)
+    total, total_layout = instance.shard, instance.layout
+    if not instance.all_reduce:
+        store.partial_sums[unit] = PartialSum(total_layout, total)
+
+    def start() -> dist.Work | None:
+        _divide(packed, reduction.predivide)
+        if reduction.shard_size > 1:
+            return unit.reduce_scatter(shard, packed, reduction)
+        shard.copy_(packed if reduction.local_divide is None else packed / reduction.local_divide)
+        return None
+
+    def finish() -> None:
+        if previous is None:
+            return
+        if total is not shard:
+            total.zero_()
+            add_into(total, total_layout, shard, layout)
+        add_into(total, total_layout, previous.buffer, previous.layout)
+
+    return Task(str(op), unit.name, _group_name(reduction.shard_group), start, finish)
+
+
+def all_reduce(op: OpId, instance: Instance, store: Store) -> Task | None:
+    """All-reduce the shard in place; pack it first where no reduce-scatter did."""
+    if not instance.all_reduce:
+        return None
+    reduction = instance.reduction
+    if instance.shard is None:
+        shard = store.memory.allocate(instance.layout.numel, reduction.dtype, instance.unit.device)
+        instance.pack(store.memory, shard)
+        _divide(shard, reduction.predivide)
+        _divide(shard, reduction.local_divide)
+        instance.shard = shard
+    reduced = instance.shard
+
+    def start() -> dist.Work | None:
+        return dist.all_reduce(reduced, reduction.replicate_op, reduction.replicate_group, async_op=True)
+
+    return Task(str(op), instance.unit.name, _group_name(reduction.replicate_group), start, nothing)
+
+
+def apply(op: OpId, instance: Instance, store: Store) -> Task | None:
+    """Scale the reduced shard and hand it to `.grad`."""
+    if not instance.all_reduce:
+        return None
+    shard = instance.shard
+    assert shard is not None, f"{op}: nothing was reduced"
+
+    def start() -> None:
+        _divide(shard, instance.reduction.postdivide)
+        instance.is_grad = instance.unit.apply(shard, instance.layout)
+        instance.is_applied = True
+
+    return Task(str(op), instance.unit.name, "this rank", start, nothing, is_communication=False)
+
+
+TASKS: Final[Mapping[Kind, Callable[[OpId, Instance, Store], Task | None]]] = MappingProxyType(
+    {
+        Kind.REDUCE_SCATTER: reduce_scatter,
+        Kind.ALL_REDUCE: all_reduce,
+        Kind.APPLY: apply,
+    }
+)
+"""Kind -> how to prepare an op of it. None means that there is nothing to do in this backward."""
+
+
+def placeholder(op: OpId) -> Task:
+    """Holds the place of an op that has nothing to do."""
+    return Task(str(op), "", "", nothing, nothing, is_communication=False)
+
+
+def nothing() -> None:
+    """The body of an op without work."""
+
+
+def _divide(tensor: torch.Tensor, factor: float | None) -> None:
+    if factor is not None and factor != 1:
+        tensor.div_(factor)
+
+
+def _group_name(group: dist.ProcessGroup | None) -> str:
+    return "this rank" if group is None else f"the group of ranks {dist.get_process_group_ranks(group)}"

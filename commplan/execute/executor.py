@@ -1,0 +1,324 @@
+"""Runs a plan beside one backward after another: a loop over hooks; `collectives.TASKS` says what each op does.
+
+Invariants:
+- Collectives are issued in the plan's order, whatever the order in which gradients arrive; so all ranks issue alike.
+- An op that has nothing to do in this backward keeps its place in its lane as an empty task, so whatever waits for it still
+  waits for all that it would have waited for.
+- A buffer is referenced until compute is known to be behind its last reader; the plan says when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from commplan.errors import ExecutionError
+from commplan.execute.collectives import TASKS, Store, placeholder
+from commplan.execute.control import CONTROL_LANE, Control, Message
+from commplan.execute.instance import Instance
+from commplan.execute.interface import Gradients, Unit
+from commplan.execute.lanes import Lanes, Token
+from commplan.execute.memory import Memory
+from commplan.execute.program import Program, index_plan
+from commplan.execute.report import BackwardReport
+from commplan.ops import COMPUTE_LANE, Kind, OpId, Section
+from commplan.plan.model import Buffer, BufferKind, OpStep, Plan, Step, WaitStep
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """What an executor works with. `control` is None where ranks need not be compared."""
+
+    lanes: Lanes
+    memory: Memory
+    control: Control | None
+
+
+@dataclass(slots=True)
+class _Backward:
+    """The state of the backward that is under way.
+
+    Attributes:
+        cursor: position of the next hook to open.
+        live: module -> its reduction, once its gradients are complete in time.
+        late: modules whose hook had opened before; reduced in root.
+        extra: reductions of modules that were reduced already in this backward.
+        tokens: the end of each op that was issued.
+        record: what this rank did, in words that must be equal on every rank.
+        irregular_bytes: memory that no plan can foresee: late modules and extra reductions.
+    """
+
+    begin_s: float
+    cursor: int = 0
+    is_collecting: bool = False
+    live: dict[int, Instance] = field(default_factory=dict)
+    late: dict[int, Instance] = field(default_factory=dict)
+    extra: list[tuple[int, Instance]] = field(default_factory=list)
+    tokens: dict[OpId, Token] = field(default_factory=dict)
+    record: list[str] = field(default_factory=list)
+    irregular_bytes: int = 0
+
+    @property
+    def instances(self) -> list[Instance]:
+        """Every reduction of this backward, each once."""
+        late = [i for module, i in self.late.items() if self.live.get(module) is not i]
+        return [*self.live.values(), *late, *(i for _, i in self.extra)]
+
+
+class Executor:
+    """Drives units through a plan. Not for use by two threads at once.
+
+    Args:
+        plan: what to run; `refuse_unsupported` tells whether it can be.
+        units: the modules, in the order of the plan's table.
+    """
+
+    def __init__(self, plan: Plan, units: Sequence[Unit], machinery: Machinery) -> None:
+        self._lanes = machinery.lanes
+        self._memory = machinery.memory
+        self._control = machinery.control
+        self._store = Store(machinery.memory)
+        self._backward: _Backward | None = None
+        self.last_report: BackwardReport | None = None
+        self.set_plan(plan, units)
+
+    # What a framework calls: see `interface`.
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in use."""
+        return self._program.plan
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward has begun and not reached the end of root."""
+        return self._backward is not None
+
+    @property
+    def has_pre_backward_hooks(self) -> bool:
+        """Whether the plan does anything before compute of a module."""
+        return bool(self._program.pre_position)
+
+    def raise_failure(self) -> None:
+        """Raise if an earlier backward failed: nothing can run any more."""
+        if (failure := self._lanes.failure) is not None:
+            raise ExecutionError(
+                f"an earlier backward failed ({failure}); its gradients are lost: end this job, or detach and attach again"
+            ) from failure
+
+    def begin(self) -> None:
+        """A backward begins. The calls below begin one too."""
+        self._current()
+
+    def set_plan(self, plan: Plan, units: Sequence[Unit]) -> None:
+        """Run `plan` from the next backward on. Partial sums stay with their units."""
+        assert self._backward is None, "a plan can't be exchanged in mid-backward"
+        self._program: Program = index_plan(plan)
+        self._units = tuple(units)
+
+    def pre_backward(self, need_index: int) -> None:
+        """Compute of the module that is needed `need_index`-th is about to begin."""
+        backward = self._current()
+        position = self._program.pre_position.get(need_index)
+        if position is not None and not backward.is_collecting:
+            self._open_through(position)
+
+    def complete(self, module: int, gradients: Gradients) -> None:
+        """The gradients of `module` are complete. The second time in one backward they are reduced again and accumulated."""
+        backward = self._current()
+        instance = Instance.of(self._units[module], gradients)
+        backward.record.append(f"{instance.unit.name}: parameters {instance.layout.params}, all-reduce {instance.all_reduce}")
+        position = self._program.post_position[module]
+        if module in backward.live or module in backward.late:
+            self._reduce_again(module, instance)
+        elif position < backward.cursor:
+            self._postpone(module, instance)
+        else:
+            backward.live[module] = instance
+            if backward.is_collecting:
+                self._open_ready()
+            else:
+                self._open_through(position)
+            if position >= backward.cursor:
+                backward.irregular_bytes += gradients.size_bytes
+            instance.hold_gradients(self._memory)
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Inside, a hook opens only when all before it did: gradients come in an order that means nothing."""
+        backward = self._backward
+        if backward is None:
+            yield
+            return
+        backward.is_collecting = True
+        try:
+            yield
+        finally:
+            backward.is_collecting = False
+
+    def root(self) -> None:
+        """All gradients are complete: finish every op, and leave nothing running.
+
+        Raises:
+            ExecutionError: a collective failed or took too long, or ranks did different things; `.grad` is not to be used.
+        """
+        backward = self._current()
+        self._postpone_partial_sums()
+        if not backward.live and not backward.late:
+            self._backward = None
+            return
+        partial_bytes = self._store.partial_bytes
+        checks: list[Token] = []
+        if self._control is not None:
+            check = self._control.task(Message.BACKWARD, (self._program.digest, *backward.record))
+            checks.append(self._lanes.submit(CONTROL_LANE, check, ()))
+        self._open_through(self._program.root - 1)
+        self._run_late()
+        self._open_through(self._program.root)
+        for module, instance in backward.extra:
+            self._run_alone(module, instance, {Kind.APPLY})
+        self._lanes.wait([*self._outstanding(), *checks])
+        self._finish(max(partial_bytes, self._store.partial_bytes))
+
+    def abort(self) -> None:
+        """Drop the backward that is under way, partial sums included, once what is in flight has ended."""
+        backward, self._backward = self._backward, None
+        self._lanes.drain()
+        kept = {id(p.buffer) for p in self._store.partial_sums.values()}
+        for instance in backward.instances if backward is not None else ():
+            if id(instance.shard) in kept:
+                instance.shard = None
+            instance.discard(self._memory)
+        for partial in self._store.partial_sums.values():
+            self._memory.release(partial.buffer)
+        self._store.partial_sums.clear()
+        self._lanes.take_intervals()
+
+    def pending_ops(self) -> tuple[str, ...]:
+        """Names of the ops that the backward under way still owes to modules whose gradients are complete."""
+        backward = self._backward
+        if backward is None:
+            return ()
+        ready = backward.live.keys() | backward.late.keys()
+        steps = (s for s in self._program.plan.steps if isinstance(s, OpStep))
+        return tuple(str(s.op) for s in steps if s.op not in backward.tokens and s.op.first in ready)
+
+    def close(self) -> None:
+        """Drop everything and end the lanes."""
+        self.abort()
+        self._lanes.close()
+
+    # The loop.
+
+    def _current(self) -> _Backward:
+        if self._backward is None:
+            self.raise_failure()
+            self._memory.restart_peak()
+            self._backward = _Backward(time.perf_counter())
+        return self._backward
+
+    def _open_through(self, position: int) -> None:
+        backward = self._current()
+        while backward.cursor <= position:
+            at = backward.cursor
+            backward.cursor += 1
+            for number, step in enumerate(self._program.hooks[at].steps, self._program.first_step[at]):
+                self._run_step(number, step)
+
+    def _open_ready(self) -> None:
+        """Open the hooks that come next as long as their modules are complete."""
+        backward = self._current()
+        while (hook := self._program.hooks[backward.cursor]).section is not Section.ROOT:
+            if hook.section is Section.POST_BACKWARD and hook.module not in backward.live:
+                return
+            self._open_through(backward.cursor)
+
+    def _run_step(self, number: int, step: Step) -> None:
+        backward = self._current()
+        waits = [backward.tokens[op] for op in step.waits]
+        if isinstance(step, WaitStep):
+            self._lanes.wait(waits)
+        else:
+            self._run_op(step, backward.live.get(step.op.first), waits)
+        for buffer in self._program.frees.get(number, ()):
+            self._free(buffer)
+
+    def _run_op(self, step: OpStep, instance: Instance | None, waits: list[Token]) -> None:
+        task = None if instance is None else TASKS[step.kind](step.op, instance, self._store)
+        if step.lane == COMPUTE_LANE:
+            self._lanes.wait(waits)
+            if task is not None:
+                task.start()
+                task.finish()
+            token = self._lanes.mark()
+        else:
+            token = self._lanes.submit(step.lane, task or placeholder(step.op), waits)
+        self._current().tokens[step.op] = token
+        if instance is not None:
+            instance.last = token
+
+    def _run_alone(self, module: int, instance: Instance, kinds: set[Kind]) -> None:
+        """Run the ops of one reduction outside their places in the plan, each behind the one before."""
+        for _, step in self._program.steps_of[module]:
+            if step.kind in kinds:
+                self._run_op(step, instance, [] if instance.last is None else [instance.last])
+
+    def _run_late(self) -> None:
+        """Run the ops of late modules whose places have passed, in the plan's order."""
+        backward = self._current()
+        passed = self._program.first_step[self._program.root]
+        steps = sorted((s for m in backward.late for s in self._program.steps_of[m] if s[0] < passed), key=lambda s: s[0])
+        for _, step in steps:
+            instance = backward.late[step.op.first]
+            # Compute's waits are not repeated, so what they implied has to be waited for here.
+            waits = [backward.tokens[op] for op in step.after if op in backward.tokens]
+            self._run_op(step, instance, waits if instance.last is None else [*waits, instance.last])
+        backward.live.update(backward.late)
+
+    def _reduce_again(self, module: int, instance: Instance) -> None:
+        """Reduce on the same lanes, at once; what comes of it is added to `.grad` at the end of root."""
+        backward = self._current()
+        backward.extra.append((module, instance))
+        backward.irregular_bytes += instance.size_bytes
+        self._run_alone(module, instance, {Kind.REDUCE_SCATTER, Kind.ALL_REDUCE})
+
+    def _postpone(self, module: int, instance: Instance) -> None:
+        backward = self._current()
+        backward.late[module] = instance
+        backward.irregular_bytes += instance.size_bytes
+        instance.hold_gradients(self._memory)
+
+    def _postpone_partial_sums(self) -> None:
+        """Partial sums of modules that got no gradients this time, but are to be all-reduced now."""
+        backward, sums = self._current(), self._store.partial_sums
+        for module, unit in enumerate(self._units):
+            if unit in sums and module not in backward.live and module not in backward.late and not unit.keeps_partial_sum:
+                partial = sums.pop(unit)
+                backward.record.append(f"{unit.name}: partial sum of parameters {partial.layout.params}")
+                self._postpone(module, Instance.of_partial_sum(unit, partial))
+
+    def _outstanding(self) -> list[Token]:
+        """The ends of everything that was issued: root ends with compute waiting for every lane."""
+        backward = self._current()
+        return [*backward.tokens.values(), *(i.last for i in backward.instances if i.last is not None)]
+
+    def _free(self, buffer: Buffer) -> None:
+        instance = self._current().live.get(buffer.first)
+        if instance is not None and buffer.kind is BufferKind.RS_INPUT:
+            instance.release_inputs(self._memory)
+        elif instance is not None and buffer.kind is BufferKind.SHARD:
+            instance.release_shard(self._memory)
+
+    def _finish(self, partial_bytes: int) -> None:
+        backward = self._current()
+        for instance in backward.instances:
+            instance.release_inputs(self._memory)
+            instance.release_shard(self._memory)
+        ops, waits = self._lanes.take_intervals()
+        declared_bytes = self._program.peak_bytes + partial_bytes + backward.irregular_bytes
+        self.last_report = BackwardReport(
+            backward.begin_s, time.perf_counter(), ops, waits, self._memory.peak_bytes, declared_bytes
+        )
+        self._backward = None

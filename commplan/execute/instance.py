@@ -1,0 +1,119 @@
+"""One reduction of one module: its gradients on their way to `.grad`, and partial sums between backwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from commplan.execute.interface import Gradients, Layout, Reduction, Unit
+from commplan.execute.lanes import Token
+from commplan.execute.memory import Memory
+
+
+@dataclass(slots=True)
+class PartialSum:
+    """Shards that were reduce-scattered, but not all-reduced yet: `buffer` has shape (layout.numel,)."""
+
+    layout: Layout
+    buffer: torch.Tensor
+
+
+@dataclass(slots=True)
+class Instance:
+    """The state of one reduction.
+
+    Attributes:
+        gradients: what autograd left; None once packed, or where only a partial sum is to be reduced.
+        layout: what `shard` holds.
+        all_reduce: False if this backward ends with a partial sum.
+        held_bytes: unsharded gradients that memory counts because they outlive their hook.
+        shard: the reduced shard, all-reduced in place.
+        inputs: what the reduce-scatter reads besides: the packed gradients, a partial sum that is added on the lane.
+        last: the token of the last op that touches the shard.
+        is_grad: `.grad` views the shard, so it no longer is communication memory.
+    """
+
+    unit: Unit
+    reduction: Reduction
+    layout: Layout
+    all_reduce: bool
+    gradients: Gradients | None = None
+    held_bytes: int = 0
+    shard: torch.Tensor | None = None
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    last: Token | None = None
+    is_grad: bool = False
+    is_applied: bool = False
+
+    @classmethod
+    def of(cls, unit: Unit, gradients: Gradients) -> Instance:
+        """The reduction of gradients that just became complete."""
+        return cls(unit, gradients.reduction, gradients.layout, gradients.all_reduce, gradients)
+
+    @classmethod
+    def of_partial_sum(cls, unit: Unit, partial: PartialSum) -> Instance:
+        """The reduction of a partial sum alone."""
+        return cls(unit, unit.partial_reduction(), partial.layout, True, shard=partial.buffer)
+
+    @property
+    def size_bytes(self) -> int:
+        """Most memory that this reduction takes by itself: gradients, packed gradients and shard."""
+        shard_bytes = self.layout.numel * self.reduction.dtype.itemsize
+        gradient_bytes = self.gradients.size_bytes if self.gradients is not None else 0
+        return gradient_bytes + shard_bytes * (1 + self.reduction.shard_size)
+
+    def hold_gradients(self, memory: Memory) -> None:
+        """Count the gradients as communication memory: they outlive their hook."""
+        if self.gradients is not None and self.held_bytes == 0:
+            self.held_bytes = self.gradients.size_bytes
+            memory.hold(self.held_bytes)
+
+    def pack(self, memory: Memory, out: torch.Tensor) -> None:
+        """Copy the gradients into `out` and let go of them. See `Gradients.pack`."""
+        assert self.gradients is not None
+        self.gradients.pack(out)
+        self.gradients = None
+        memory.drop(self.held_bytes)
+        self.held_bytes = 0
+
+    def release_inputs(self, memory: Memory) -> None:
+        """Give back what the reduce-scatter read."""
+        while self.inputs:
+            memory.release(self.inputs.pop())
+
+    def release_shard(self, memory: Memory) -> None:
+        """Give back the shard, unless it was left as a partial sum."""
+        if self.shard is not None and self.is_applied:
+            memory.release(self.shard, kept=self.is_grad)
+            self.shard = None
+
+    def discard(self, memory: Memory) -> None:
+        """Give everything back, whatever it is worth."""
+        self.release_inputs(memory)
+        memory.drop(self.held_bytes)
+        self.held_bytes = 0
+        self.gradients = None
+        if self.shard is not None:
+            memory.release(self.shard, kept=self.is_grad)
+            self.shard = None
+
+
+def merge_layouts(one: Layout, other: Layout) -> Layout:
+    """The layout that holds the parameters of both."""
+    numels = dict(zip(one.params + other.params, one.numels + other.numels, strict=True))
+    params = tuple(sorted(numels))
+    return Layout(params, tuple(numels[p] for p in params))
+
+
+def add_into(total: torch.Tensor, layout: Layout, part: torch.Tensor, part_layout: Layout) -> None:
+    """Add `part` to `total` parameter by parameter; `layout` must hold every parameter of `part_layout`."""
+    offset_of: dict[int, int] = {}
+    offset = 0
+    for param, numel in zip(layout.params, layout.numels, strict=True):
+        offset_of[param] = offset
+        offset += numel
+    offset = 0
+    for param, numel in zip(part_layout.params, part_layout.numels, strict=True):
+        total[offset_of[param] : offset_of[param] + numel] += part[offset : offset + numel]
+        offset += numel

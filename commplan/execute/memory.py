@@ -1,0 +1,36 @@
+"""Live communication memory: what is allocated, and the most that ever was."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Memory:
+    """Allocates communication buffers and counts those alive, gradients that wait for their reduction included."""
+
+    def __init__(self) -> None:
+        self.live_bytes = 0
+        self.peak_bytes = 0
+
+    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An uninitialised buffer of shape (numel,)."""
+        buffer = torch.empty(numel, dtype=dtype, device=device)
+        self.hold(buffer.nbytes)
+        return buffer
+
+    def release(self, buffer: torch.Tensor, *, kept: bool = False) -> None:
+        """Stop counting `buffer`; `kept` says that somebody else owns it from now on, so that its content counts."""
+        self.drop(buffer.nbytes)
+
+    def hold(self, size_bytes: int) -> None:
+        """Count memory that was not allocated here."""
+        self.live_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def drop(self, size_bytes: int) -> None:
+        """Stop counting it."""
+        self.live_bytes -= size_bytes
+
+    def restart_peak(self) -> None:
+        """Measure the peak anew, from what is alive now."""
+        self.peak_bytes = self.live_bytes

@@ -1,0 +1,234 @@
+"""`attach`: let a schedule drive the gradient communication of a model that `fully_shard` sharded.
+
+Attaching is a transaction: compile and check, agree with the other ranks, make process groups, and only then replace four
+methods on each parameter group and one on each state of this model.  `detach` puts them back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from commplan import compiler
+from commplan.errors import AttachError, CommplanError
+from commplan.execute.agreement import REFUSED, agree
+from commplan.execute.control import Control, Message
+from commplan.execute.executor import Executor, Machinery
+from commplan.execute.lanes import Lanes
+from commplan.execute.memory import Memory
+from commplan.execute.report import BackwardReport
+from commplan.execute.supported import refuse_unsupported
+from commplan.execute.workers import WorkerLanes
+from commplan.fsdp2 import torch_private as private
+from commplan.fsdp2.describe import Group, Orders, find_groups, guess_orders, make_table
+from commplan.fsdp2.driver import Driver
+from commplan.fsdp2.unit import FsdpUnit
+from commplan.language import resolve
+from commplan.language.spec import ScheduleSpec
+from commplan.ops import Axis
+from commplan.plan.model import Plan
+
+logger = logging.getLogger("commplan")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to run, as opposed to what.
+
+    Attributes:
+        timeout_s: how long one collective, or the arrival of another rank, may take.
+        check_ranks: compare in each backward what the ranks did; costs one all-gather of three integers beside it.
+        make_lanes: timeout_s -> lanes; the default suits the model's device.
+        make_memory: makes the account of communication buffers.
+    """
+
+    timeout_s: float = 600.0
+    check_ranks: bool = True
+    make_lanes: Callable[[float], Lanes] = WorkerLanes
+    make_memory: Callable[[], Memory] = field(default=Memory)
+
+
+class Attachment:
+    """A schedule at work on a model. Also a context manager that detaches at its end."""
+
+    def __init__(self, driver: Driver, groups: Sequence[dist.ProcessGroup]) -> None:
+        self._driver = driver
+        self._groups = list(groups)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in use. It is compiled anew if modules turn out to run in another order than they were registered."""
+        return self._driver.executor.plan
+
+    @property
+    def last_backward(self) -> BackwardReport | None:
+        """What happened in the last backward of this rank that reduced anything."""
+        return self._driver.executor.last_report
+
+    def detach(self) -> None:
+        """Give the model back to FSDP2 as it was. Gradients of an unfinished backward are dropped. May be called twice."""
+        self._driver.remove()
+        while self._groups:
+            dist.destroy_process_group(self._groups.pop())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.detach()
+
+
+def attach(
+    model: nn.Module, schedule: str | Path | ScheduleSpec, *, options: Options | None = None, **params: int
+) -> Attachment:
+    """Drive the backward communication of `model` by `schedule`. Every rank has to call this alike.
+
+    Args:
+        model: sharded by `torch.distributed.fsdp.fully_shard`, before or after its first forward.
+        schedule: a library name, a path, YAML text, or a parsed schedule.
+        params: values of the schedule's params.
+
+    Raises:
+        ScheduleError: the schedule breaks rules for this model.
+        AttachError: the model can't be driven, or ranks disagree; the model is as it was.
+        UnsupportedError: the schedule uses what this version can't run.
+    """
+    options = options or Options()
+    if not dist.is_initialized():
+        raise AttachError("torch.distributed is not initialised: call init_process_group and fully_shard before attach")
+    rank = dist.get_rank()
+    everyone: Sequence[int] = range(dist.get_world_size())
+    try:
+        private.require_known_torch()
+        groups = find_groups(model)
+        everyone = sorted({r for g in groups for r in private.mesh_facts(g.raw).ranks})
+        for problem in _problems(groups):
+            raise AttachError(problem)
+        spec = resolve(schedule)
+        orders = guess_orders(model, groups)
+        plan = compiler.compile(spec, make_table(groups, orders), **params)
+        refuse_unsupported(plan)
+    except CommplanError as error:
+        agree(private.default_store(), everyone, rank, {REFUSED: str(error)}, options.timeout_s)
+        raise
+    agree(private.default_store(), everyone, rank, _record(spec, plan), options.timeout_s)
+    if rank == everyone[0] and all(Axis.REPLICATE not in m.axes for m in plan.modules.modules):
+        logger.warning("the mesh has no replicate axis: all-reduces of schedule %s are left out", spec.name)
+    return _install(_Prepared(model, groups, orders, spec, plan, everyone), options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What is known once every rank has agreed; nothing was touched yet."""
+
+    model: nn.Module
+    groups: Sequence[Group]
+    orders: Orders
+    spec: ScheduleSpec
+    plan: Plan
+    ranks: Sequence[int]
+
+
+def _problems(groups: Sequence[Group]) -> Iterator[str]:
+    """Why the model can't be driven, found without touching it."""
+    for group in groups:
+        if replaced := private.replaced_attributes(group.raw):
+            yield (
+                f"module {group.name!r} is driven already ({', '.join(replaced)} replaced): "
+                "detach what is attached to the model first"
+            )
+        for refusal in private.refusals(group.raw):
+            yield f"module {group.name!r} {refusal}"
+        if group.raw.device.type != "cpu":
+            yield (
+                f"module {group.name!r} is on {group.raw.device}: this version runs plans on CPU only (gloo); "
+                "check, plan and compile work for every device"
+            )
+
+
+def _record(spec: ScheduleSpec, plan: Plan) -> dict[str, str]:
+    """What has to be equal on every rank, coarse first."""
+    return {
+        "the schedule": spec.text,
+        "the schedule's params": "\n".join(f"{name} = {value}" for name, value in plan.params),
+        "the torch release": torch.__version__,
+        "the module table": "\n".join(m.model_dump_json() for m in plan.modules.modules) + f"\n{plan.modules.need_order}",
+        "the plan": plan.digest,
+    }
+
+
+def _install(prepared: _Prepared, options: Options) -> Attachment:
+    """Make process groups and replace methods; on failure nothing of either is left."""
+    maker = _GroupMaker(options.timeout_s)
+    driver: Driver | None = None
+    try:
+        units = [FsdpUnit(group, maker.reduce_scatter_group(group)) for group in prepared.groups]
+        control = Control(maker.make(prepared.ranks, "control", "gloo"), options.timeout_s) if options.check_ranks else None
+        machinery = Machinery(options.make_lanes(options.timeout_s), options.make_memory(), control)
+        executor = Executor(prepared.plan, [units[i] for i in prepared.orders.completion], machinery)
+        driver = Driver(prepared.groups, units, prepared.orders, executor, _recompiler(prepared, control))
+        driver.install(prepared.model)
+    except BaseException:
+        # Whatever was replaced goes back first: the groups must have no user left.
+        if driver is not None:
+            driver.remove()
+        for process_group in maker.made:
+            dist.destroy_process_group(process_group)
+        raise
+    return Attachment(driver, maker.made)
+
+
+def _recompiler(prepared: _Prepared, control: Control | None) -> Callable[[Orders], Plan]:
+    """Compiles for other orders, and lets no rank run them before all have found the same."""
+    params = dict(prepared.plan.params)
+
+    def recompile(orders: Orders) -> Plan:
+        plan = compiler.compile(prepared.spec, make_table(prepared.groups, orders), **params)
+        if control is not None:
+            control.agree(Message.MODULE_ORDER, [m.name for m in plan.modules.modules])
+        return plan
+
+    return recompile
+
+
+class _GroupMaker:
+    """Makes process groups, collectively: every rank of a group has to ask for it at the same point."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.made: list[dist.ProcessGroup] = []
+        self._timeout = timedelta(seconds=timeout_s)
+        self._reduce_scatter: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+    def make(self, ranks: Sequence[int], purpose: str, backend: str | None = None) -> dist.ProcessGroup:
+        """A new group over `ranks`."""
+        group = dist.new_group(
+            list(ranks),
+            timeout=self._timeout,
+            backend=backend,
+            use_local_synchronization=True,
+            group_desc=f"commplan {purpose}",
+        )
+        self.made.append(group)
+        return group
+
+    def reduce_scatter_group(self, group: Group) -> dist.ProcessGroup | None:
+        """The group for a parameter group's reduce-scatter.
+
+        FSDP2 goes on gathering parameters on its shard group from another thread, and one group takes one queue only.
+        """
+        mesh = private.mesh_facts(group.raw)
+        if mesh.shard is None or mesh.reduce_scatter is not None:
+            return mesh.reduce_scatter
+        ranks = tuple(dist.get_process_group_ranks(mesh.shard))
+        if ranks not in self._reduce_scatter:
+            self._reduce_scatter[ranks] = self.make(ranks, "reduce-scatter")
+        return self._reduce_scatter[ranks]

@@ -1,0 +1,193 @@
+"""Hooks FSDP2's backward up to the executor: who begins, who is complete, when root is, in which order modules run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from commplan.execute.executor import Executor
+from commplan.fsdp2 import torch_private as private
+from commplan.fsdp2.describe import Group, Orders, root_modules
+from commplan.fsdp2.unit import FsdpUnit
+from commplan.plan.model import Plan
+
+logger = logging.getLogger("commplan")
+
+Recompile = Callable[[Orders], Plan]
+"""Orders that forwards showed -> the plan for them, once every rank has found the same."""
+
+
+class ForwardRecord:
+    """In which order modules ran since the last backward. Knows each once, so it does not grow."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, bool] = {}
+        self._ended: dict[int, None] = {}
+
+    def begin(self, group: int, *, is_hooked: bool) -> None:
+        """A forward of `group` begins; `is_hooked`: autograd will tell when its gradients are complete."""
+        self._begun.setdefault(group, is_hooked)
+
+    def end(self, group: int) -> None:
+        """A forward of `group` ends."""
+        self._ended.pop(group, None)
+        self._ended[group] = None
+
+    def take(self) -> Orders:
+        """The orders that backward will have, then forget them.
+
+        Gradients are complete in the reverse of the order in which forwards first began (AccumulateGrad waits for every
+        use); groups that autograd does not tell about come last.
+        """
+        begun = list(reversed(self._begun.items()))
+        hooked = [group for group, is_hooked in begun if is_hooked]
+        told_last = [group for group, is_hooked in begun if not is_hooked]
+        orders = Orders((*hooked, *told_last), tuple(reversed(self._ended)))
+        self._begun.clear()
+        self._ended.clear()
+        return orders
+
+
+class Driver:
+    """Connects one model to one executor.
+
+    Args:
+        groups, units: the model's parameter groups and their units, by the same index.
+        orders: those that the executor's plan was compiled for.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], units: Sequence[FsdpUnit], orders: Orders, executor: Executor, recompile: Recompile
+    ) -> None:
+        self.executor = executor
+        self._groups = groups
+        self._units = units
+        self._recompile = recompile
+        self._record = ForwardRecord()
+        self._replacements = private.Replacements()
+        self._handles: list[RemovableHandle] = []
+        self._roots: list[private.State] = []
+        self._use(orders)
+
+    def install(self, model: nn.Module) -> None:
+        """Replace the methods and register the hooks."""
+        root_set = set(root_modules(model))
+        for _, state in private.states(model):
+            # Any state's may be the one that FSDP2 queues, the root's only as a rule.
+            self._replace(state, private.FINAL_CALLBACK, self._final_callback)
+            if root_set.intersection(private.modules(state)):
+                self._roots.append(state)
+        for index, group in enumerate(self._groups):
+            self._replace(group.raw, "pre_forward", partial(self._pre_forward, index))
+            self._replace(group.raw, "post_forward", partial(self._post_forward, index))
+            self._replace(group.raw, "pre_backward", partial(self._pre_backward, index))
+            self._replace(group.raw, "post_backward", partial(self._post_backward, index))
+        for module in root_set:
+            self._handles.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
+
+    def remove(self) -> None:
+        """Put everything back, and end the executor."""
+        while self._handles:
+            self._handles.pop().remove()
+        self._replacements.undo()
+        self.executor.close()
+
+    def _replace(self, owner: object, name: str, wrapper: Callable[..., Any]) -> None:
+        """Let `owner.name(...)` be `wrapper(original, ...)`."""
+        original = getattr(owner, name)
+        self._replacements.make(owner, name, private.without_dynamo(partial(wrapper, original)))
+
+    def _use(self, orders: Orders) -> None:
+        self._orders = orders
+        self._place = {group: n for n, group in enumerate(orders.completion)}
+        self._need_place = {group: n for n, group in enumerate(orders.need)}
+        self._frozen = [i for i in range(len(self._groups)) if i not in self._place]
+
+    # What takes the place of FSDP2's methods; `original` is FSDP2's own.
+
+    def _pre_forward(
+        self,
+        index: int,
+        original: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = original(module, args, kwargs)
+        if torch.is_grad_enabled() and not private.in_autograd():
+            self._record.begin(index, is_hooked=private.registers_post_backward(args, kwargs))
+        return args, kwargs
+
+    def _post_forward(self, index: int, original: Callable[..., Any], *args: Any) -> Any:
+        output = original(*args)
+        if torch.is_grad_enabled() and not private.in_autograd():
+            self._record.end(index)
+        return output
+
+    def _pre_backward(self, index: int, original: Callable[..., Any], *args: Any) -> None:
+        self._enter()
+        if index in self._need_place:
+            self.executor.pre_backward(self._need_place[index])
+        original(*args)
+
+    def _post_backward(self, index: int, original: Callable[..., Any], *args: Any) -> None:
+        self._enter()
+        gradients = self._units[index].take_gradients()
+        if gradients is not None:
+            self.executor.complete(self._place[index], gradients)
+
+    def _final_callback(self, original: Callable[..., Any]) -> None:
+        self._enter()
+        with self.executor.collecting():
+            original()
+        if not any(private.has_queued_callback(root) for root in self._roots):
+            self.executor.root()
+
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Forget a backward that raised: its gradients are lost, and FSDP2 has to forget it too."""
+        self.executor.raise_failure()
+        if not self.executor.in_backward or private.in_autograd():
+            return
+        logger.warning(
+            "a backward ended before root, with %s still to run; its gradients and partial sums are dropped",
+            ", ".join(self.executor.pending_ops()) or "no op",
+        )
+        self.executor.abort()
+        for root in self._roots:
+            private.reset_iteration(root)
+
+    # Orders.
+
+    def _enter(self) -> None:
+        """Begin a backward, if none is under way, with the plan that fits the forwards before it."""
+        if self.executor.in_backward:
+            return
+        orders = self._merge(self._record.take())
+        if orders != self._orders:
+            self.executor.set_plan(self._recompile(orders), [self._units[i] for i in orders.completion])
+            self._use(orders)
+        self.executor.begin()
+
+    def _merge(self, seen: Orders) -> Orders:
+        """The orders in use, as long as what forwards showed fits into them; else what they showed, and the rest behind."""
+        thawed = tuple(i for i in self._frozen if self._groups[i].is_trainable)
+        known = (*self._orders.completion, *thawed)
+        completion = _fit(known, [i for i in seen.completion if i in self._place or i in thawed])
+        need = (*self._orders.need, *thawed)
+        if self.executor.has_pre_backward_hooks:
+            need = _fit(need, [i for i in seen.need if i in self._place or i in thawed])
+        return Orders(completion, need)
+
+
+def _fit(known: tuple[int, ...], seen: Sequence[int]) -> tuple[int, ...]:
+    """`known` if `seen` is a part of it in the same order; else `seen`, and then those of `known` that were not seen."""
+    rest = iter(known)
+    if all(index in rest for index in seen):
+        return known
+    return (*seen, *(index for index in known if index not in seen))

@@ -1,0 +1,354 @@
+"""Everything that commplan takes from torch under names with an underscore, and nothing else.
+
+`require_known_torch` compares the functions that are relied on with those of releases that were read and tested; only then
+may the rest of this file be used.  To support another release: read what changed, run the tests, add its row.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+from torch.distributed.fsdp._fully_shard import _fsdp_common as common
+from torch.distributed.fsdp._fully_shard import _fsdp_param as param
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
+from torch.distributed.fsdp._fully_shard import _fsdp_state as state
+from torch.distributed.tensor import DTensor
+
+from commplan.errors import AttachError
+
+ParamGroup = param_group.FSDPParamGroup
+State = state.FSDPState
+ReduceOp = dist.ReduceOp | dist.ReduceOp.RedOpType
+
+RELIED_ON: Final[tuple[Callable[..., Any], ...]] = (
+    ParamGroup.pre_forward,
+    ParamGroup.post_forward,
+    ParamGroup.pre_backward,
+    ParamGroup.post_backward,
+    ParamGroup.reshard,
+    ParamGroup._reset_iter_state,
+    State._pre_forward,
+    State._root_post_backward_final_callback,
+    State._reset_iter_state,
+    param.FSDPParam.accumulate_unsharded_grad_if_needed,
+    param.FSDPParam.to_accumulated_grad_if_needed,
+    collectives._get_gradient_divide_factors,
+    collectives.foreach_reduce_scatter_copy_in,
+    common._get_dim0_padded_size,
+)
+"""Functions whose behaviour commplan replaces, repeats or calls. `foreach_reduce` is not called, and so may be wrapped."""
+
+KNOWN_FINGERPRINTS: Final[Mapping[str, str]] = MappingProxyType({"76d4a76cb9671149": "2.13"})
+"""Fingerprint -> the torch release that has it."""
+
+
+def fingerprint(functions: tuple[Callable[..., Any], ...] = RELIED_ON) -> str:
+    """A digest of the functions' code: comments and layout do not count, nor do decorators that keep `__wrapped__`."""
+    digest = hashlib.sha256()
+    for function in functions:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+        digest.update(ast.dump(tree).encode())
+    return digest.hexdigest()[:16]
+
+
+def require_known_torch() -> None:
+    """Check that this torch is one that commplan was written for.
+
+    Raises:
+        AttachError: says which torch it found and which it knows.
+    """
+    known = ", ".join(sorted(set(KNOWN_FINGERPRINTS.values())))
+    try:
+        found = fingerprint()
+    except (OSError, TypeError, SyntaxError) as error:
+        raise AttachError(f"can't read FSDP2's source in torch {torch.__version__} ({error}); needed: torch {known}") from error
+    if found not in KNOWN_FINGERPRINTS:
+        raise AttachError(
+            f"torch {torch.__version__} has an FSDP2 that commplan does not know (fingerprint {found}); "
+            f"needed: torch {known}, with FSDP2's hooks as released"
+        )
+
+
+def in_autograd() -> bool:
+    """Whether this thread is inside a backward."""
+    return bool(common.is_bw())
+
+
+def default_store() -> Store:
+    """The store through which the default process group was made."""
+    return dist.distributed_c10d._get_default_store()
+
+
+def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, never traced by torch.compile; as FSDP2 does with its own hooks."""
+    return common._dynamo_disable(function)
+
+
+def states(model: nn.Module) -> Iterator[tuple[str, State]]:
+    """Every FSDP2 state in `model` with its module's name: `named_modules()` order, each once."""
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            found = module._get_fsdp_state()
+            if id(found) not in seen:
+                seen.add(id(found))
+                yield name, found
+
+
+def groups(of: State) -> list[ParamGroup]:
+    """The parameter groups of one state, in forward order."""
+    return of._fsdp_param_groups
+
+
+def modules(of: State) -> tuple[nn.Module, ...]:
+    """The modules that one state shards together."""
+    return of._modules
+
+
+def stays_gathered(of: State, group: ParamGroup, *, is_root: bool) -> bool:
+    """Whether parameters are still whole when backward begins; FSDP2 decides so for its root at the first forward."""
+    if is_root and of._is_root is None and of._auto_reshard_after_forward:
+        return True
+    return not group._reshard_after_forward
+
+
+def has_queued_callback(of: State) -> bool:
+    """Whether this state's root still has its final callback to run in this backward."""
+    return of._state_ctx.post_backward_final_callback_queued
+
+
+def reset_iteration(of: State) -> None:
+    """Let a root forget an iteration that ended in an exception."""
+    of._reset_iter_state()
+
+
+def registers_post_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether FSDP2 hung its post-backward on one of these inputs of a forward."""
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    return any(
+        isinstance(leaf, torch.Tensor)
+        and leaf.grad_fn is not None
+        and leaf.grad_fn.name() == "RegisterPostBackwardFunctionBackward"
+        for leaf in leaves
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ParamFacts:
+    """One parameter of a group: its whole shape, where it is split, and its dtypes (orig, in compute, in reduction)."""
+
+    shape: tuple[int, ...]
+    shard_dim: int
+    requires_grad: bool
+    orig_dtype: torch.dtype
+    compute_dtype: torch.dtype
+    reduce_dtype: torch.dtype
+
+
+def param_facts(group: ParamGroup) -> list[ParamFacts]:
+    """Facts on every parameter of `group`, by position; valid before the first forward too."""
+    policy = group.mp_policy
+    facts = []
+    for p in group.fsdp_params:
+        orig = p.sharded_param.dtype
+        compute = policy.param_dtype if policy.param_dtype and orig.is_floating_point else orig
+        facts.append(
+            ParamFacts(
+                tuple(p._orig_size),
+                p.fsdp_placement.dim,
+                p.sharded_param.requires_grad,
+                orig,
+                compute,
+                policy.reduce_dtype or compute,
+            )
+        )
+    return facts
+
+
+@dataclass(frozen=True, slots=True)
+class MeshFacts:
+    """The process groups of one parameter group; None is an axis that its mesh lacks.
+
+    `ranks` are all global ranks that share the parameters, `identity` names the mesh, equal on every rank.
+    """
+
+    shard: dist.ProcessGroup | None
+    replicate: dist.ProcessGroup | None
+    reduce_scatter: dist.ProcessGroup | None
+    ranks: tuple[int, ...]
+    identity: str
+
+
+def mesh_facts(group: ParamGroup) -> MeshFacts:
+    """The groups of `group`. `reduce_scatter` is the one of its own that a user may have asked for, else None."""
+    info = group.mesh_info
+    sharded = info if isinstance(info, common.FSDPMeshInfo) else None
+    replicated = info if isinstance(info, common.DDPMeshInfo) else None
+    ranks = info.mesh.mesh.flatten().tolist()
+    names = info.mesh.mesh_dim_names or ()
+    digest = hashlib.sha256(repr(info.mesh.mesh.tolist()).encode()).hexdigest()[:8]
+    return MeshFacts(
+        sharded.shard_process_group if sharded else None,
+        replicated.replicate_process_group if replicated else None,
+        sharded.reduce_scatter_process_group if sharded else None,
+        tuple(sorted(ranks)),
+        f"{','.join(names)}@{digest}",
+    )
+
+
+def refusals(group: ParamGroup) -> Iterator[str]:
+    """Settings of `group` that a plan can't honour, in words."""
+    if group._all_reduce_hook is not None:
+        yield "has an all-reduce hook (set_all_reduce_hook), but a schedule owns its all-reduce; remove the hook"
+
+
+def replaced_attributes(group: ParamGroup) -> tuple[str, ...]:
+    """Methods of `group` that somebody replaced on the instance."""
+    return tuple(name for name in ("pre_forward", "post_forward", "pre_backward", "post_backward") if name in vars(group))
+
+
+class Replacements:
+    """Methods that were replaced on single objects, so that they can be put back."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[object, str]] = []
+
+    def make(self, owner: object, name: str, function: Callable[..., Any]) -> None:
+        """Let `owner.name` be `function` until `undo`."""
+        assert name not in vars(owner)
+        setattr(owner, name, function)
+        self._made.append((owner, name))
+
+    def undo(self) -> None:
+        """Restore every object."""
+        while self._made:
+            owner, name = self._made.pop()
+            vars(owner).pop(name, None)
+
+
+FINAL_CALLBACK: Final = "_root_post_backward_final_callback"
+
+
+def take_gradients(group: ParamGroup) -> dict[int, torch.Tensor]:
+    """The first half of FSDP2's post-backward: accumulate, reshard, and hand over what is complete.
+
+    Returns:
+        Position -> whole gradient (the compute dtype, or the reduce dtype where microbatches were accumulated); empty
+        where there is none, or where this backward only accumulates.
+    """
+    group._training_state = common.TrainingState.POST_BACKWARD
+    for p in group.fsdp_params:
+        p.accumulate_unsharded_grad_if_needed()
+    taken: dict[int, torch.Tensor] = {}
+    if group.reduce_grads:
+        for position, p in enumerate(group.fsdp_params):
+            if not hasattr(p, "_unsharded_param"):
+                continue
+            if p.unsharded_accumulated_grad is not None:
+                taken[position] = p.unsharded_accumulated_grad_data
+                p.unsharded_accumulated_grad = None
+            elif p.unsharded_param.grad is not None:
+                taken[position] = p.unsharded_grad_data
+                p.unsharded_param.grad = None
+            elif group.reduce_scatter_unused_params and p.unsharded_param.requires_grad:
+                taken[position] = p.unsharded_zero_grad_data
+    if group.reshard_after_backward:
+        group.reshard()
+    if not group.reduce_grads:
+        for p in group.fsdp_params:
+            p.to_accumulated_grad_if_needed()
+    return taken
+
+
+def shard_numel(group: ParamGroup, position: int, shard_size: int) -> int:
+    """Elements of one parameter's flat shard, padding included."""
+    p = group.fsdp_params[position]
+    size = list(p._orig_size)
+    dim = p.fsdp_placement.dim if shard_size > 1 else 0
+    if dim != 0:
+        # FSDP2 only splits another dimension evenly: no padding.
+        return int(p._orig_size.numel()) // shard_size
+    return int(common._get_dim0_padded_size(torch.Size(size), shard_size).numel()) // shard_size
+
+
+def copy_in(group: ParamGroup, gradients: dict[int, torch.Tensor], out: torch.Tensor, shard_size: int) -> None:
+    """Lay whole gradients out as a reduce-scatter input, shape (shard_size * shard elements,); empties `gradients`."""
+    dtypes = {g.dtype for g in gradients.values()}
+    tensors = []
+    for position in list(gradients):
+        gradient = gradients.pop(position)
+        if len(dtypes) > 1:
+            gradient = gradient.to(out.dtype)
+        dim = group.fsdp_params[position].fsdp_placement.dim
+        if shard_size > 1 and dim != 0:
+            gradient = torch.cat(torch.chunk(gradient, shard_size, dim=dim), dim=0)
+        tensors.append(gradient)
+    collectives.foreach_reduce_scatter_copy_in(tensors, out, shard_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What FSDP2 divides by before and after, and the reduce ops between."""
+
+    predivide: float | None
+    postdivide: float | None
+    shard_op: ReduceOp
+    replicate_op: ReduceOp
+    local_divide: float | None
+
+
+def factors(group: ParamGroup, mesh: MeshFacts, dtype: torch.dtype) -> Factors:
+    """FSDP2's own choice for reducing `group` in `dtype`."""
+    pre, post, shard_op, replicate_op = collectives._get_gradient_divide_factors(
+        mesh.shard,
+        mesh.replicate,
+        dtype,
+        group.device.type,
+        group.gradient_divide_factor,
+        group.force_sum_reduction_for_comms,
+    )
+    return Factors(pre, post, shard_op, replicate_op, group.gradient_divide_factor)
+
+
+def reduce_scatter(
+    group: ParamGroup, out: torch.Tensor, source: torch.Tensor, process_group: dist.ProcessGroup, op: ReduceOp
+) -> dist.Work | None:
+    """Start FSDP2's reduce-scatter, a user's own implementation of it included."""
+    work = group._reduce_scatter_comm(output_tensor=out, input_tensor=source, group=process_group, op=op, async_op=True)
+    return work if isinstance(work, dist.Work) else None
+
+
+def write_grad(group: ParamGroup, position: int, flat: torch.Tensor) -> bool:
+    """Set or accumulate `.grad` of one sharded parameter from its flat shard (orig dtype), then run its hooks.
+
+    Returns:
+        True if `.grad` is now a view of `flat`.
+    """
+    p = group.fsdp_params[position]
+    gradient = torch.as_strided(flat, p.sharded_size, p.contiguous_sharded_stride, flat.storage_offset())
+    is_view = not p.offload_to_cpu or flat.device.type == "cpu"
+    if p.offload_to_cpu:
+        gradient = gradient.to(torch.device("cpu"))
+    parameter = p.sharded_param
+    if parameter.grad is not None:
+        assert isinstance(parameter.grad, DTensor)
+        parameter.grad._local_tensor += gradient
+        is_view = False
+    else:
+        parameter.grad = p.to_sharded_dtensor(gradient)
+    for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+        hook(parameter)
+    return is_view

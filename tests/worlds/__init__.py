@@ -1,0 +1,1 @@
+"""Distributed tests: real processes, real gloo."""

@@ -1,0 +1,138 @@
+"""The same steps under stock FSDP2 and under a schedule: gradients must be equal bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import commplan
+from tests.worlds import models
+from tests.worlds.world import Rank
+
+Batch = torch.Tensor
+Step = Sequence[dict[str, bool]]
+"""One optimizer step: for each microbatch, the flags that are set before its forward."""
+
+PLAIN: Step = [{}]
+NO_SYNC: Step = [{"sync": False}, {"sync": False}, {"sync": True}]
+NO_ALL_REDUCE: Step = [{"all_reduce": False}, {"all_reduce": False}, {"all_reduce": True}]
+LAST_BACKWARD: Step = [{"last": False, "all_reduce": False}, {"last": True, "all_reduce": True}]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model, its inputs and its loss; `build` and `batch` are called alike for every variant."""
+
+    build: Callable[[], nn.Module]
+    batch: Callable[[int, int], Batch]
+    loss: Callable[[torch.Tensor, int], torch.Tensor]
+
+
+def _fk_loss(out: torch.Tensor, rank: int) -> torch.Tensor:
+    return (rank + 1) * out.sum()
+
+
+PROBLEMS: dict[str, Problem] = {
+    "FK6": Problem(lambda: models.fk(6), lambda rank, i: torch.zeros(1, requires_grad=True), _fk_loss),
+    "FN": Problem(models.Net, lambda rank, i: _seeded(rank, i).requires_grad_(), lambda out, rank: out.sum()),
+    "FN plain input": Problem(models.Net, lambda rank, i: _seeded(rank, i), lambda out, rank: out.sum()),
+    "FN twice": Problem(
+        lambda: models.Net((0, 1, 1, 2)), lambda rank, i: _seeded(rank, i).requires_grad_(), lambda out, rank: out.sum()
+    ),
+    "FN unused": Problem(
+        lambda: models.Net((0, 2)), lambda rank, i: _seeded(rank, i).requires_grad_(), lambda out, rank: out.sum()
+    ),
+    "FN reversed": Problem(
+        lambda: models.Net((2, 1, 0)), lambda rank, i: _seeded(rank, i).requires_grad_(), lambda out, rank: out.sum()
+    ),
+    "transformer": Problem(
+        models.TinyTransformer,
+        lambda rank, i: torch.randint(17, (2, 5), generator=torch.Generator().manual_seed(100 * rank + i)),
+        lambda out, rank: out.float().pow(2).mean(),
+    ),
+}
+
+
+def _seeded(rank: int, i: int) -> torch.Tensor:
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(100 * rank + i))
+
+
+def set_flags(model: Any, flags: dict[str, bool]) -> None:
+    """Set FSDP2's own accumulation flags."""
+    model.set_requires_gradient_sync(flags.get("sync", True))
+    model.set_requires_all_reduce(flags.get("all_reduce", True))
+    model.set_is_last_backward(flags.get("last", True))
+
+
+def local_grads(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    """This rank's shard of each gradient, copied."""
+    return {
+        name: None if p.grad is None else p.grad.to_local().clone()  # type: ignore[attr-defined]
+        for name, p in model.named_parameters()
+    }
+
+
+def train(model: nn.Module, problem: Problem, rank: int, steps: Sequence[Step]) -> Iterator[dict[str, torch.Tensor | None]]:
+    """Run the steps with SGD; the gradients of each before it is applied."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    i = 0
+    for step in steps:
+        for flags in step:
+            set_flags(model, flags)
+            problem.loss(model(problem.batch(rank, i)), rank).backward()
+            i += 1
+        yield local_grads(model)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def assert_equal(mine: dict[str, torch.Tensor | None], theirs: dict[str, torch.Tensor | None], where: str) -> None:
+    """Bit for bit."""
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        one, other = mine[name], theirs[name]
+        assert (one is None) == (other is None), f"{where}: {name}: {one} against {other}"
+        if one is not None and other is not None:
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other), f"{where}: {name}: off by {(one - other).abs().max()}"
+
+
+def build(problem: Problem, here: Rank, shape: tuple[int, ...], sharding: dict[str, Any]) -> nn.Module:
+    """The problem's model, equal on all ranks, sharded."""
+    torch.manual_seed(0)
+    names = ("replicate", "shard") if len(shape) == 2 else ("shard",)
+    return models.shard(problem.build(), here.mesh(shape, names), **sharding)
+
+
+def compare(
+    here: Rank,
+    *,
+    name: str,
+    schedules: Sequence[tuple[str, dict[str, int]]],
+    shape: tuple[int, ...],
+    steps: Sequence[Step],
+    sharding: dict[str, Any],
+) -> dict[str, tuple[int, int]]:
+    """A case: every schedule against stock FSDP2.
+
+    Returns:
+        schedule -> (measured, declared) peak bytes over the steps.
+    """
+    problem = PROBLEMS[name]
+    peaks: dict[str, tuple[int, int]] = {}
+    expected = list(train(build(problem, here, shape, sharding), problem, here.rank, steps))
+    assert any(g is not None for g in expected[0].values())
+    for schedule, params in schedules:
+        model = build(problem, here, shape, sharding)
+        with commplan.attach(model, schedule, **params) as attachment:
+            for number, grads in enumerate(train(model, problem, here.rank, steps)):
+                assert_equal(grads, expected[number], f"{name} under {schedule}, step {number}")
+                report = attachment.last_backward
+                assert report is not None
+                assert report.peak_bytes <= report.declared_peak_bytes
+            peaks[schedule] = (report.peak_bytes, report.declared_peak_bytes)
+    return peaks

@@ -1,0 +1,152 @@
+"""Worlds: real processes joined by gloo that run one case after another, so that a case does not pay for a launch.
+
+`world.run(case, **arguments)` calls the function on every rank and returns what each returned.  A case is a function at
+the top of a module, so that it travels by name; it gets a `Rank` first.  A world that lost a process or hangs is thrown away.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+CASE_TIMEOUT_S = 120.0
+
+
+class CaseError(AssertionError):
+    """A case raised on some rank; holds the ranks' tracebacks."""
+
+
+class WorldDiedError(AssertionError):
+    """A process of the world ended or hung in mid-case."""
+
+
+@dataclass
+class Rank:
+    """What a case knows of where it runs."""
+
+    rank: int
+    size: int
+    _meshes: dict[tuple[tuple[int, ...], tuple[str, ...]], DeviceMesh] = field(default_factory=dict)
+
+    def mesh(self, shape: tuple[int, ...], names: tuple[str, ...] = ("replicate", "shard")) -> DeviceMesh:
+        """The mesh of this shape; made once a world, since making its groups is collective and slow."""
+        key = (shape, names)
+        if key not in self._meshes:
+            self._meshes[key] = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        return self._meshes[key]
+
+
+def _serve(rank: int, size: int, store_path: str, requests: Connection) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(store_path, size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=CASE_TIMEOUT_S))
+    here = Rank(rank, size)
+    while (request := requests.recv()) is not None:
+        case, arguments = request
+        try:
+            requests.send((True, case(here, **arguments)))
+        except BaseException:  # noqa: BLE001 - it is reported to the test
+            requests.send((False, traceback.format_exc()))
+    os._exit(0)
+
+
+class World:
+    """`size` processes joined in one default process group."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.size = size
+        self._folder = tempfile.TemporaryDirectory(prefix="world-")
+        store_path = str(Path(self._folder.name) / "store")
+        self._pipes: list[Connection] = []
+        self._processes: list[SpawnProcess] = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, size, store_path, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, case: Callable[..., Any], **arguments: Any) -> list[Any]:
+        """Run `case` on every rank.
+
+        Raises:
+            CaseError: it raised somewhere.
+            WorldDiedError: a process ended or did not answer; the world is closed.
+        """
+        for pipe in self._pipes:
+            pipe.send((case, arguments))
+        answers: dict[int, tuple[bool, Any]] = {}
+        while len(answers) < self.size:
+            open_pipes = {p: r for r, p in enumerate(self._pipes) if r not in answers}
+            ready = wait(list(open_pipes), timeout=CASE_TIMEOUT_S + 30)
+            if not ready:
+                self.close()
+                raise WorldDiedError(f"{case.__name__}: rank(s) {sorted(open_pipes.values())} did not answer")
+            for pipe in ready:
+                rank = open_pipes[pipe]  # type: ignore[index]
+                try:
+                    answers[rank] = pipe.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    self.close()
+                    raise WorldDiedError(f"{case.__name__}: rank {rank} died") from None
+        failed = {rank: text for rank, (is_right, text) in answers.items() if not is_right}
+        if failed:
+            raise CaseError("\n".join(f"--- rank {rank}\n{text}" for rank, text in sorted(failed.items())))
+        return [answers[rank][1] for rank in range(self.size)]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether another case can run."""
+        return bool(self._processes) and all(p.is_alive() for p in self._processes)
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            if process.is_alive():
+                try:
+                    pipe.send(None)
+                except OSError:
+                    process.kill()
+        for process in self._processes:
+            process.join(timeout=2)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._pipes, self._processes = [], []
+        self._folder.cleanup()
+
+
+class Worlds:
+    """The worlds of a test session, by size; made when first asked for, and anew when one died."""
+
+    def __init__(self) -> None:
+        self._worlds: dict[int, World] = {}
+
+    def of(self, size: int) -> World:
+        """A live world of `size` processes."""
+        world = self._worlds.get(size)
+        if world is None or not world.is_alive:
+            world = self._worlds[size] = World(size)
+        return world
+
+    def close(self) -> None:
+        """End all of them."""
+        for world in self._worlds.values():
+            world.close()
