@@ -23,7 +23,7 @@ from demo_run.settings import Settings
 REPOSITORY = Path(__file__).resolve().parents[2]
 _SHOWN = "pipelined_allreduce"
 _NUM_SHOWN_MODULES = 4
-_TABLE_WIDTH = 132
+_TABLE_WIDTH = 100
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -95,8 +95,8 @@ def _run(console: Console, settings: Settings, out: Path) -> list[str]:
     console.print(show.training_table(rows))
     if emulated:
         console.print(
-            "\nWith real compute the collectives' own threads compete for the cores, and little can overlap. Below, compute is\n"
-            f"emulated: backward sleeps {result['sleep_s'] * 1e3:.0f} ms a block where an accelerator would compute. "
+            "\nWith real compute the collectives' own threads compete for the cores, and little can overlap. Below, compute\n"
+            f"is emulated: backward sleeps {result['sleep_s'] * 1e3:.0f} ms a block where an accelerator would compute. "
             "The collectives are real.",
             highlight=False,
         )

@@ -54,38 +54,45 @@ def _note(event: dict[str, Any]) -> str:
 
 def training_table(rows: Sequence[Row]) -> Table:
     """The table that the training part ends in."""
-    lanes = list(dict.fromkeys(lane for row in rows for lane in row["lanes"]))
-    table = _table("Real compute, steps interleaved", lanes, "loss\nfirst", "\nlast", "largest grad\ndifference")
-    table.add_column("peak KiB\nmeasured", justify="right")
-    table.add_column("\ndeclared", justify="right")
+    lanes = _lanes(rows)
+    table = _table("Real compute, all models stepped in turn", lanes, "loss\nfirst", "loss\nlast", "grad\ndiff")
+    table.add_column("peak KiB\nmeas/decl", justify="right", no_wrap=True)
     for row in rows:
+        declared = row["declared_peak_bytes"]
         table.add_row(
             row["schedule"],
-            f"{row['loss_first']:.4f}",
-            f"{row['loss_last']:.4f}",
+            f"{row['loss_first']:.3f}",
+            f"{row['loss_last']:.3f}",
             "not finite" if row["max_grad_diff"] is None else f"{row['max_grad_diff']:.3g}",
             *_time_cells(row, lanes),
-            f"{row['peak_bytes'] / 1024:,.0f}",
-            "-" if row["declared_peak_bytes"] is None else f"{row['declared_peak_bytes'] / 1024:,.0f}",
+            f"{row['peak_bytes'] / 1024:,.0f}/{'-' if declared is None else f'{declared / 1024:,.0f}'}",
         )
+    table.caption = (
+        "Times of backward are medians in ms; of a lane: hidden behind compute / exposed. Gradients: largest difference to stock "
+        "FSDP2, over all steps and ranks. Peak: communication buffers of the fullest rank, measured / declared by the plan."
+    )
     return table
 
 
 def emulated_table(rows: Sequence[Row]) -> Table:
     """The table of the part with emulated compute, fastest first."""
-    lanes = list(dict.fromkeys(lane for row in rows for lane in row["lanes"]))
+    lanes = _lanes(rows)
     alone_s = next(row["backward_median_s"] for row in rows if row["schedule"] == ALONE)
-    table = _table("Emulated compute, steps interleaved, fastest first", lanes, "times\ncompute alone")
+    table = _table("Emulated compute (sleeping), fastest first", lanes, "times\nalone")
     for row in sorted(rows, key=lambda row: float(row["backward_median_s"])):
         table.add_row(row["schedule"], f"{row['backward_median_s'] / alone_s:.2f}", *_time_cells(row, lanes))
     return table
 
 
+def _lanes(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(lane for row in rows for lane in row["lanes"]))
+
+
 def _table(title: str, lanes: Sequence[str], *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("\nschedule", no_wrap=True)
-    for column in (*columns, "backward\nmedian ms", *(f"{lane} ms\nhidden + exposed" for lane in lanes)):
-        table.add_column(column, justify="right")
+    for column in (*columns, "back-\nward", *(f"{lane}\nhid/exp" for lane in lanes)):
+        table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
@@ -93,9 +100,9 @@ def _time_cells(row: Row, lanes: Sequence[str]) -> list[str]:
     cells = [_milliseconds(row["backward_median_s"])]
     for lane in lanes:
         times = row["lanes"].get(lane)
-        cells.append(f"{_milliseconds(times['hidden_s'])} + {_milliseconds(times['exposed_s'])}" if times else "-")
+        cells.append(f"{_milliseconds(times['hidden_s'])}/{_milliseconds(times['exposed_s'])}" if times else "-")
     return cells
 
 
 def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f}"
+    return f"{seconds * 1e3:.0f}"
