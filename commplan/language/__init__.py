@@ -6,10 +6,12 @@ from commplan.language.library import resolve
 from commplan.language.modules import Module, ModuleTable, Parameter
 from commplan.language.parsing import examine, load, parse, warnings
 from commplan.language.refs import parse_index, parse_ref
+from commplan.language.rules import RULES
 from commplan.language.spec import ScheduleSpec
 from commplan.language.tables import load_table, parse_table, validate_table
 
 __all__ = [
+    "RULES",
     "Module",
     "ModuleTable",
     "Parameter",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from commplan.errors import Related, Span
@@ -25,6 +26,8 @@ from commplan.ops import BUILT_IN_LANES, KIND_OF_FAMILY, WIRE_DTYPES, Axis, Kind
 PARAM_RANGE: Final = Range("a param", 0, 2**63 - 1)
 _PARAM_KEYS: Final = ("default", "min", "max")
 _LANE_KEYS: Final = ("priority", "communicator")
+_PRIORITIES: Final = MappingProxyType({"high": "", "normal": ""})
+_COMMUNICATORS: Final = MappingProxyType({"own": ""})
 
 # A param of one of these names would read as something else, or could not be passed to `compile` and `attach`.
 _RESERVED: Final = frozenset(
@@ -84,10 +87,15 @@ class Declared:
 def _check_default(param: Param, findings: Findings) -> None:
     low, high = param.minimum, param.maximum
     if high is not None and low > high:
-        findings.add("CP021", f"the bounds of {param.name} hold no number: min {low}, max {high}", param.span)
+        findings.add("CP021", f"the bounds of {param.name} hold no number: min {low}, max {high}", param.span, "exchange them")
     elif param.default < low or (high is not None and param.default > high):
         bounds = f"at least {low}" if high is None else f"{low} to {high}"
-        findings.add("CP021", f"the default of {param.name} is {param.default}, out of its bounds: {bounds}", param.span)
+        findings.add(
+            "CP021",
+            f"the default of {param.name} is {param.default}, out of its bounds: {bounds}",
+            param.span,
+            f"write {bounds}",
+        )
 
 
 def read_params(node: Node, lanes: frozenset[str], findings: Findings) -> dict[str, Declared | None]:
@@ -147,9 +155,9 @@ def _read_lane(entry: Entry, findings: Findings) -> Lane | None:
     priority: str | None = "normal"
     own = False
     if fields and "priority" in fields:
-        priority = read_choice(fields["priority"].value, "`priority`", ("high", "normal"), findings)
+        priority = read_choice(fields["priority"].value, "`priority`", _PRIORITIES, findings)
     if fields and "communicator" in fields:
-        own = read_choice(fields["communicator"].value, "`communicator`", ("own",), findings) is not None
+        own = read_choice(fields["communicator"].value, "`communicator`", _COMMUNICATORS, findings) is not None
     if priority is None or len(findings.violations) > before:
         return None
     return Lane(name=name, priority=priority, own_communicator=own, span=at)

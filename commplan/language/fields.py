@@ -165,13 +165,15 @@ def check_param(name: str, at: Span, scope: Scope) -> bool:
     return False
 
 
-def read_choice(node: Node, what: str, choices: Collection[str], findings: Findings) -> str | None:
-    """One of a few words."""
+def read_choice(node: Node, what: str, choices: Mapping[str, str], findings: Findings) -> str | None:
+    """One of a few words, given with what else they are called (or "")."""
     if not isinstance(node, Scalar) or not node.is_text:
         wrong_type(node, f"{what} is {alternatives(choices)}", findings)
         return None
     if node.value not in choices:
-        hint = did_you_mean(node.value, choices)
+        other = {also: choice for choice, also in choices.items() if also}
+        close = did_you_mean(node.value, choices)
+        hint = f"did you mean {other[node.value]}?" if node.value in other else close if close.startswith("did") else ""
         findings.add("CP013", f"{what} is {alternatives(choices)}, not {shown(node.value)}", node.span, hint)
         return None
     return node.value

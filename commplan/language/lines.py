@@ -32,7 +32,9 @@ from commplan.ops import BUILT_IN_LANES, COMPUTE_LANE, KIND_OF_FAMILY, TRAITS, W
 WAIT: Final = "wait"
 ATTRIBUTES: Final = ("after", "lane", "fuse", "chunks", "dtype", "when", "kind", "axis")
 
-_PLACEABLE: Final = tuple(kind.value for kind in Kind if kind is not Kind.COMPUTE)
+_PLACEABLE: Final[Mapping[str, str]] = MappingProxyType({k: t.family for k, t in TRAITS.items() if k is not Kind.COMPUTE})
+_AXES: Final[Mapping[str, str]] = MappingProxyType(dict.fromkeys(Axis, ""))
+_WHENS: Final[Mapping[str, str]] = MappingProxyType(dict.fromkeys(When, ""))
 _REDUCTION: Final = frozenset({"after", "lane", "fuse", "chunks", "dtype", "when"})
 _TAKES: Final[Mapping[Kind, frozenset[str]]] = MappingProxyType(
     {
@@ -195,9 +197,13 @@ def check_families(lines: tuple[Line, ...], scope: Scope) -> None:
         if isinstance(line, OpLine):
             before = first.setdefault(line.ref.family, line)
             if (before.kind, before.axis) != (line.kind, line.axis):
-                wrong = f"{line.ref.family} has a second meaning here: {line.kind} over {line.axis}"
-                related = Related(f"first {before.kind} over {before.axis}", before.span)
+                wrong = f"{line.ref.family} has a second meaning here: {_meaning(line)}"
+                related = Related(f"first {_meaning(before)}", before.span)
                 scope.findings.add("CP031", wrong, line.span, "give each meaning its own name", (related,))
+
+
+def _meaning(line: OpLine) -> str:
+    return f"{line.kind}" if line.axis is None else f"{line.kind} over the {line.axis} axis"
 
 
 # Readers of attributes: each takes the value, the section and the scope; None where it reported a fault.
@@ -280,12 +286,16 @@ def _read_kind(node: Node, _: Section, scope: Scope) -> str | None:
 
 
 def _read_axis(node: Node, _: Section, scope: Scope) -> Axis | None:
-    axis = read_choice(node, "`axis`", [axis.value for axis in Axis], scope.findings)
+    axis = read_choice(node, "`axis`", _AXES, scope.findings)
     return None if axis is None else Axis(axis)
 
 
+def _read_dtype(node: Node, _: Section, scope: Scope) -> str | None:
+    return read_choice(node, "`dtype`", WIRE_DTYPES, scope.findings)
+
+
 def _read_when(node: Node, _: Section, scope: Scope) -> When | None:
-    when = read_choice(node, "`when`", [when.value for when in When], scope.findings)
+    when = read_choice(node, "`when`", _WHENS, scope.findings)
     return None if when is None else When(when)
 
 
@@ -295,7 +305,7 @@ _READERS: Final[Mapping[str, Callable[[Node, Section, Scope], Any]]] = MappingPr
         "lane": _read_lane,
         "fuse": _read_fuse,
         "chunks": lambda node, _, scope: read_number(node, CHUNKS, scope),
-        "dtype": lambda node, _, scope: read_choice(node, "`dtype`", tuple(WIRE_DTYPES), scope.findings),
+        "dtype": _read_dtype,
         "when": _read_when,
         "kind": _read_kind,
         "axis": _read_axis,

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from commplan.ops import ITEMSIZE_BYTES, Axis
 
 DEFAULT_SHAPE: Final = (1024, 1024)
 """Shape of the one fp32 parameter of each module when only a number of modules is given."""
+
+_MAX_SIZE: Final = 2**53
+"""No tensor has more elements, no axis more ranks; every size stays exact in JSON."""
+
+_MAX_DIMS: Final = 16
+
+
+def _known(dtype: str) -> str:
+    if dtype not in ITEMSIZE_BYTES:
+        raise ValueError(f"{dtype[:40]!r} is no dtype that communicates: expected one of {', '.join(ITEMSIZE_BYTES)}")
+    return dtype
+
+
+Size = Annotated[int, Field(ge=0, le=_MAX_SIZE)]
+AxisSize = Annotated[int, Field(ge=1, le=_MAX_SIZE)]
+CommunicatedDtype = Annotated[str, AfterValidator(_known)]
+Name = Annotated[str, Field(max_length=1000)]
 
 
 class Parameter(BaseModel):
@@ -18,11 +35,21 @@ class Parameter(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
-    shape: tuple[int, ...]
+    name: Name
+    shape: tuple[Size, ...] = Field(max_length=_MAX_DIMS)
     dtype: str = "float32"
     requires_grad: bool = True
-    shard_dim: int = 0
+    shard_dim: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _is_sound(self) -> Parameter:
+        if self.requires_grad:
+            _known(self.dtype)
+        if self.shard_dim >= max(len(self.shape), 1):
+            raise ValueError(f"shard_dim {self.shard_dim} is not a dimension of the shape {list(self.shape)}")
+        if self.numel > _MAX_SIZE:
+            raise ValueError(f"the shape {list(self.shape)} has too many elements")
+        return self
 
     @property
     def numel(self) -> int:
@@ -46,11 +73,11 @@ class Module(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
+    name: Name
     parameters: tuple[Parameter, ...] = Field(min_length=1)
-    axes: dict[Axis, int]
-    reduce_dtype: str = "float32"
-    gather_dtype: str = "float32"
+    axes: dict[Axis, AxisSize]
+    reduce_dtype: CommunicatedDtype = "float32"
+    gather_dtype: CommunicatedDtype = "float32"
     resharded_after_forward: bool = True
     group: str = ""
 

@@ -78,7 +78,10 @@ class WaitLine(_Frozen):
 
 
 class OpLine(_Frozen):
-    """`- RS_n: {after: compute_n}`: place an op. `spans` has the place of each attribute key that was written."""
+    """`- RS_n: {after: compute_n}`: place an op. `spans` has the place of each attribute key that was written.
+
+    `dtype` is the schedule's name of the wire type (a key of `WIRE_DTYPES`); None is the model's reduce dtype.
+    """
 
     ref: OpRef
     kind: Kind

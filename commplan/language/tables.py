@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -15,6 +16,9 @@ from commplan.language.source import decode, read_bytes, shown
 
 MAX_TABLE_BYTES: Final = 64 * 1024 * 1024
 _MAX_REPORTED: Final = 20
+_WORDING: Final[Mapping[str, str]] = MappingProxyType(
+    {"extra_forbidden": "unknown key", "missing": "is missing", "too_short": "at least one is needed"}
+)
 
 
 def parse_table(text: str, file: str = "<text>") -> ModuleTable:
@@ -77,7 +81,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _faults(error: ValueError, file: str) -> str:
     if not isinstance(error, ValidationError):
         return f"{file}: not a module table: {error}"
-    lines = [f"{file}: {_path(fault['loc'])}: {fault['msg']}" for fault in error.errors(include_url=False)]
+    faults = error.errors(include_url=False, include_context=False)
+    # A list whose entries are wrong counts as too short as well; that adds nothing.
+    parents = {fault["loc"][:depth] for fault in faults for depth in range(len(fault["loc"]))}
+    faults = [fault for fault in faults if fault["type"] != "too_short" or fault["loc"] not in parents]
+    lines = [f"{file}: {_path(fault['loc'])}: {_WORDING.get(fault['type'], fault['msg'])}" for fault in faults]
+    lines = [line.replace("Value error, ", "", 1) for line in lines]
     more = len(lines) - _MAX_REPORTED
     return "\n".join(lines[:_MAX_REPORTED] + ([f"{file}: and {more} more"] if more > 0 else []))
 
