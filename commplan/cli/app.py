@@ -73,7 +73,7 @@ def list_library() -> None:
 
 @app.command()
 def check(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Schedule files, or names of the library's.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Schedule files, or names of the library's.")],
     modules: Annotated[
         str | None,
         typer.Option(metavar="N|TABLE.json", help="How many modules, or a module table. Default: every number that matters."),
