@@ -14,7 +14,6 @@ from commplan import compile as compile_plan
 from commplan.compiler import check
 from commplan.errors import CommplanError, Severity
 from commplan.language import library, resolve
-from commplan.plan import text as plan_text
 from demo_run import show
 from demo_run.launch import WorkerError, run_workers
 from demo_run.report import merge, problems, write_summary
@@ -76,7 +75,7 @@ def _check_library(console: Console) -> list[str]:
 
 def _show_plan(console: Console) -> list[str]:
     show.heading(console, f"The plan of {_SHOWN} for {_NUM_SHOWN_MODULES} modules")
-    console.print(plan_text(compile_plan(_SHOWN, _NUM_SHOWN_MODULES)).rstrip(), markup=False, highlight=False)
+    console.print(compile_plan(_SHOWN, _NUM_SHOWN_MODULES).text().rstrip(), markup=False, highlight=False)
     return []
 
 

@@ -131,5 +131,6 @@ def _raise_if_dead(workers: Sequence[subprocess.Popen[str]], out: Path) -> None:
     rank = min(codes, key=lambda r: (codes[r] > 0, r))
     log = out / f"rank{rank}.log"
     said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    how = f"was killed by signal {-codes[rank]}" if codes[rank] < 0 else f"failed ({said[-1].strip() if said else 'no output'})"
+    last = said[-1].removeprefix(f"[rank{rank}]:").strip() if said else "no output"
+    how = f"was killed by signal {-codes[rank]}" if codes[rank] < 0 else f"failed ({last})"
     raise WorkerError(f"worker {rank} {how}; see {log}")

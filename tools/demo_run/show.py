@@ -68,8 +68,8 @@ def training_table(rows: Sequence[Row]) -> Table:
             f"{row['peak_bytes'] / 1024:,.0f}/{'-' if declared is None else f'{declared / 1024:,.0f}'}",
         )
     table.caption = (
-        "Times of backward are medians in ms; of a lane: hidden behind compute / exposed. Gradients: largest difference to stock "
-        "FSDP2, over all steps and ranks. Peak: communication buffers of the fullest rank, measured / declared by the plan."
+        "Times are medians over backwards in ms; of a lane: hidden behind compute / exposed. Gradients: largest difference to "
+        "stock FSDP2, of all steps and ranks. Peak: communication buffers of the fullest rank, measured / declared by the plan."
     )
     return table
 
