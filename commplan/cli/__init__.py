@@ -15,7 +15,7 @@ DEBUG_VARIABLE: Final = "COMMPLAN_DEBUG"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its code; a fault of commplan itself becomes one line unless COMMPLAN_DEBUG is set."""
+    """Run one command and exit with its code; no traceback is shown unless COMMPLAN_DEBUG is set."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -24,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from commplan.cli.app import app
 
         app(args=arguments, prog_name="commplan")
+    except OSError as error:
+        print(f"commplan: {error.strerror or error}", file=sys.stderr)
+        sys.exit(EXIT_UNUSABLE)
     except Exception as fault:
         if os.environ.get(DEBUG_VARIABLE):
             raise

@@ -133,7 +133,7 @@ def plan(
 @app.command()
 def explain(
     code: Annotated[
-        str | None, typer.Argument(metavar="[CODE]", help="A rule's code, CP201. Without it: list all rules.")
+        str | None, typer.Argument(metavar="CODE", help="A rule's code, CP201. Without it: list all rules.")
     ] = None,
 ) -> None:
     """Explain a rule: what it asks for, why, a schedule that breaks it and one that does not."""

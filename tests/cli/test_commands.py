@@ -340,6 +340,13 @@ def test_a_reader_that_stops_reading_is_no_fault() -> None:
     assert done.stderr == ""
 
 
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "commplan", "check", "blocking"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "commplan: No space left on device\n")
+
+
 @pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
 def test_colours_only_on_a_terminal(tmp_path: Path, variables: dict[str, str], coloured: bool) -> None:
     schedule = tmp_path / "bad.yaml"
