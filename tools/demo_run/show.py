@@ -63,7 +63,7 @@ def training_table(rows: Sequence[Row]) -> Table:
             row["schedule"],
             f"{row['loss_first']:.3f}",
             f"{row['loss_last']:.3f}",
-            "not finite" if row["max_grad_diff"] is None else f"{row['max_grad_diff']:.3g}",
+            _difference(row["max_grad_diff"]),
             *_time_cells(row, lanes),
             f"{row['peak_bytes'] / 1024:,.0f}/{'-' if declared is None else f'{declared / 1024:,.0f}'}",
         )
@@ -102,6 +102,12 @@ def _time_cells(row: Row, lanes: Sequence[str]) -> list[str]:
         times = row["lanes"].get(lane)
         cells.append(f"{_milliseconds(times['hidden_s'])}/{_milliseconds(times['exposed_s'])}" if times else "-")
     return cells
+
+
+def _difference(value: float | None) -> str:
+    if value is None:
+        return "not finite"
+    return f"{value:.0e}" if value else "0.0"
 
 
 def _milliseconds(seconds: float) -> str:
