@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from commplan import graph, language, plan
-from commplan.errors import CommplanError, Related, Rule, ScheduleError, Severity, Span, Violation, sort_violations
+from commplan.errors import CommplanError, Rule, ScheduleError, Severity, Span, Violation, sort_violations
 from commplan.language.modules import ModuleTable
 from commplan.language.spec import ScheduleSpec
 from commplan.plan import Plan
 
-if TYPE_CHECKING:
-    from torch import nn
-
 Schedule = str | Path | ScheduleSpec
-Modules = "int | ModuleTable | str | Path | Mapping[str, Any] | nn.Module"
 
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
-    {rule.code: rule for rule in sorted((*getattr(language, "RULES", ()), *graph.RULES), key=lambda rule: rule.code)}
+    {rule.code: rule for rule in sorted((*language.RULES, *graph.RULES), key=lambda rule: rule.code)}
 )
 """Every rule by its code."""
 
@@ -44,9 +39,7 @@ def compile(schedule: Schedule, modules: Any, **params: int) -> Plan:  # noqa: A
     return plan.lower(made)
 
 
-def check(
-    schedule: Schedule, modules: Any | None = None, params: Mapping[str, int] | None = None
-) -> tuple[Violation, ...]:
+def check(schedule: Schedule, modules: Any | None = None, params: Mapping[str, int] | None = None) -> tuple[Violation, ...]:
     """Every finding, errors and warnings, by place; `schedule`, `modules` and `params` as in `compile`.
 
     Without `modules` the schedule is checked for every number of modules that can make a difference; params that are not
@@ -70,9 +63,11 @@ def check(
     return sort_violations(found.values())
 
 
-def _checked(spec: ScheduleSpec, table: ModuleTable, params: Mapping[str, int]) -> tuple[tuple[Violation, ...], graph.ScheduleGraph]:
+def _checked(
+    spec: ScheduleSpec, table: ModuleTable, params: Mapping[str, int]
+) -> tuple[tuple[Violation, ...], graph.ScheduleGraph]:
     made = graph.build(spec, table, params)
-    return graph.check(made), made
+    return sort_violations((*language.warnings(spec), *graph.check(made))), made
 
 
 def module_table(modules: Any) -> ModuleTable:
@@ -90,7 +85,7 @@ def module_table(modules: Any) -> ModuleTable:
             raise CommplanError(f"the number of modules must be at least 1, not {modules}")
         return ModuleTable.uniform(modules)
     if isinstance(modules, Mapping):
-        return language.parse_table(json.dumps(modules), "<modules>")
+        return language.validate_table(modules, "<modules>")
     if isinstance(modules, str) and modules.lstrip().startswith("{"):
         return language.parse_table(modules, "<modules>")
     if isinstance(modules, str | Path):

@@ -298,7 +298,9 @@ def _cycles_of(graph: nx.DiGraph[int], by_place: list[int]) -> Iterator[tuple[in
     for start in by_place:
         while True:
             found = [
-                nx.shortest_path(graph, start, end) for end in sorted(graph.predecessors(start)) if nx.has_path(graph, start, end)
+                nx.shortest_path(graph, start, end)
+                for end in sorted(graph.predecessors(start))
+                if nx.has_path(graph, start, end)
             ]
             if not found:
                 break

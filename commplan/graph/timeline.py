@@ -65,6 +65,4 @@ def timeline(table: ModuleTable) -> Timeline:
         post.append(len(points))
         points.append(HookPoint(Section.POST_BACKWARD, n, module, n + 1))
     points.append(HookPoint(Section.ROOT, 0, -1, len(completion)))
-    return Timeline(
-        tuple(points), completion, table.need_order[: len(pre)], tuple(pre), tuple(post), tuple(first_pre)
-    )
+    return Timeline(tuple(points), completion, table.need_order[: len(pre)], tuple(pre), tuple(post), tuple(first_pre))

@@ -67,7 +67,9 @@ def _after(graph: ScheduleGraph) -> dict[int, tuple[OpId, ...]]:
     for number in graph.order:
         asked: dict[int, None] = {}
         for predecessor, edge in graph.digraph.pred[number].items():
-            if edge["reason"] in (Reason.AFTER, Reason.WAIT) and (edge["ref"] is not None or graph.nodes[number].role is Role.ALL):
+            if edge["reason"] in (Reason.AFTER, Reason.WAIT) and (
+                edge["ref"] is not None or graph.nodes[number].role is Role.ALL
+            ):
                 asked.update(dict.fromkeys(stands_for[predecessor].values() if predecessor in stands_for else [predecessor]))
         role = graph.nodes[number].role
         if role in (Role.ALL, Role.LEFT_OUT):
@@ -100,9 +102,7 @@ def _waits(graph: ScheduleGraph) -> dict[int, tuple[OpId, ...]]:
         if graph.nodes[number].role in (Role.OP, Role.WAIT):
             implied = list(map(max, last.get(lane, nothing), last.get(compute, nothing)))
             missing = [
-                clocks.on_lane[place][count - 1]
-                for place, count in enumerate(clocks.start[number])
-                if count > implied[place]
+                clocks.on_lane[place][count - 1] for place, count in enumerate(clocks.start[number]) if count > implied[place]
             ]
             needed = [op for op in missing if not any(other != op and clocks.before(op, other) for other in missing)]
             found[number] = _names(graph, sorted(needed, key=graph.rank.__getitem__))

@@ -172,6 +172,19 @@ class Plan:
         return sum(len(step.waits) for step in self.steps)
 
     @property
+    def summary(self) -> str:
+        """One line: modules, ops, waits, lanes and peak communication bytes."""
+        from commplan.plan.text import summary
+
+        return summary(self)
+
+    def text(self) -> str:
+        """The plan for people: one line a step, hooks as headings, a column for each lane."""
+        from commplan.plan.text import text
+
+        return text(self)
+
+    @property
     def digest(self) -> str:
         """SHA-256 (hex) of the plan: equal for equal plans, wherever the schedule was read from."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()

@@ -64,9 +64,7 @@ def step_order(hooks: Iterable[Hook]) -> StepOrder:
                 node_of[step.op] = node[-1]
     clocks = make_clocks(range(len(lanes)), lanes, predecessors)
     step_at = {n: number for number, n in enumerate(node)}
-    return StepOrder(
-        clocks, node, opening, {op: step_at[n] for op, n in node_of.items()}, _known(clocks, node, step_at)
-    )
+    return StepOrder(clocks, node, opening, {op: step_at[n] for op, n in node_of.items()}, _known(clocks, node, step_at))
 
 
 def _known(clocks: Clocks, node: Sequence[int], step_at: dict[int, int]) -> list[int]:

@@ -1,1 +1,200 @@
-"""A plan as JSON and back."""
+"""A plan as JSON and back. Places in the schedule's file are left out: equal plans have equal JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from commplan.errors import CommplanError, PlanError
+from commplan.language import validate_table
+from commplan.ops import Axis, Kind, OpId, Section, When
+from commplan.plan.model import Buffer, BufferKind, Hook, LaneInfo, OpStep, Plan, Step, WaitStep
+from commplan.plan.validate import problems
+
+FORMAT: Final = "commplan.plan"
+VERSION: Final = 1
+
+T = TypeVar("T")
+
+
+def to_json(plan: Plan) -> str:
+    """`plan` as one line of JSON, keys in fixed order."""
+    return json.dumps(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "schedule": plan.schedule,
+            "params": dict(plan.params),
+            "modules": plan.modules.model_dump(mode="json"),
+            "lanes": [
+                {"name": lane.name, "priority": lane.priority, "own_communicator": lane.own_communicator} for lane in plan.lanes
+            ],
+            "hooks": [
+                {"section": hook.section, "n": hook.n, "module": hook.module, "steps": [_step_json(s) for s in hook.steps]}
+                for hook in plan.hooks
+            ],
+            "buffers": [
+                {
+                    "kind": buffer.kind,
+                    "first": buffer.first,
+                    "last": buffer.last,
+                    "size_bytes": buffer.size_bytes,
+                    "born": buffer.born,
+                    "freed": buffer.freed,
+                }
+                for buffer in plan.buffers
+            ],
+        }
+    )
+
+
+def _step_json(step: Step) -> dict[str, Any]:
+    order = {"after": [str(op) for op in step.after], "waits": [str(op) for op in step.waits]}
+    if isinstance(step, WaitStep):
+        return order
+    return {
+        "op": str(step.op),
+        "kind": step.kind,
+        "axis": step.axis,
+        "lane": step.lane,
+        "communicator": step.communicator,
+        **order,
+        "dtype": step.dtype,
+        "when": step.when,
+    }
+
+
+def from_json(text: str) -> Plan:
+    """The plan that `text` spells.
+
+    Raises:
+        PlanError: if it is not the JSON of a plan, or the plan is not valid.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlanError([f"not JSON: {error}"]) from error
+    try:
+        plan = _plan(_Value(data, "plan"))
+    except RecursionError as error:
+        raise PlanError(["not a plan: nested too deep"]) from error
+    found = problems(plan)
+    if found:
+        raise PlanError(found)
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A value of the JSON and where it stands; reading it as another type than it has is a `PlanError`."""
+
+    data: Any
+    path: str
+
+    def fault(self, expected: str) -> PlanError:
+        shown = json.dumps(self.data)
+        return PlanError([f"{self.path}: expected {expected}, not {shown if len(shown) <= 40 else shown[:37] + '...'}"])
+
+    def record(self, *keys: str) -> dict[str, _Value]:
+        """An object with exactly these keys."""
+        if not isinstance(self.data, dict):
+            raise self.fault("an object")
+        wrong = [*(f"{key!r} is missing" for key in keys if key not in self.data)]
+        wrong += [f"{key!r} is not known" for key in self.data if key not in keys]
+        if wrong:
+            raise PlanError([f"{self.path}: {', '.join(wrong)}"])
+        return {key: _Value(self.data[key], f"{self.path}.{key}") for key in keys}
+
+    def items(self) -> Iterator[_Value]:
+        if not isinstance(self.data, list):
+            raise self.fault("a list")
+        return (_Value(item, f"{self.path}[{n}]") for n, item in enumerate(self.data))
+
+    def text(self) -> str:
+        if not isinstance(self.data, str):
+            raise self.fault("a string")
+        return self.data
+
+    def integer(self) -> int:
+        if not isinstance(self.data, int) or isinstance(self.data, bool):
+            raise self.fault("an integer")
+        return self.data
+
+    def flag(self) -> bool:
+        if not isinstance(self.data, bool):
+            raise self.fault("true or false")
+        return self.data
+
+    def made(self, make: Callable[[str], T], expected: str) -> T:
+        """What `make` makes of a string."""
+        try:
+            return make(self.text())
+        except ValueError as error:
+            raise self.fault(expected) from error
+
+    def op(self) -> OpId:
+        return self.made(OpId.parse, "the name of an op, as AR_6, AR_3-6 or AR_6[1/4]")
+
+
+def _plan(value: _Value) -> Plan:
+    if not isinstance(value.data, dict) or value.data.get("format") != FORMAT or value.data.get("version") != VERSION:
+        raise PlanError([f"it has no `format` {FORMAT} of `version` {VERSION}"])
+    fields = value.record("format", "version", "schedule", "params", "modules", "lanes", "hooks", "buffers")
+    params = fields["params"]
+    if not isinstance(params.data, dict):
+        raise params.fault("an object")
+    try:
+        modules = validate_table(fields["modules"].data, "plan.modules")
+    except CommplanError as error:
+        raise PlanError([str(error)]) from error
+    return Plan(
+        schedule=fields["schedule"].text(),
+        params=tuple((name, _Value(number, f"plan.params.{name}").integer()) for name, number in params.data.items()),
+        modules=modules,
+        lanes=tuple(_lane(lane) for lane in fields["lanes"].items()),
+        hooks=tuple(_hook(hook) for hook in fields["hooks"].items()),
+        buffers=tuple(_buffer(buffer) for buffer in fields["buffers"].items()),
+    )
+
+
+def _lane(value: _Value) -> LaneInfo:
+    fields = value.record("name", "priority", "own_communicator")
+    return LaneInfo(fields["name"].text(), fields["priority"].text(), fields["own_communicator"].flag())
+
+
+def _hook(value: _Value) -> Hook:
+    fields = value.record("section", "n", "module", "steps")
+    section = fields["section"].made(Section, "pre_backward, post_backward or root")
+    steps = tuple(_step(step) for step in fields["steps"].items())
+    return Hook(section, fields["n"].integer(), fields["module"].integer(), steps)
+
+
+def _step(value: _Value) -> Step:
+    if isinstance(value.data, dict) and "op" not in value.data:
+        fields = value.record("after", "waits")
+        return WaitStep(_ops(fields["after"]), _ops(fields["waits"]))
+    fields = value.record("op", "kind", "axis", "lane", "communicator", "after", "waits", "dtype", "when")
+    axis, dtype = fields["axis"], fields["dtype"]
+    return OpStep(
+        op=fields["op"].op(),
+        kind=fields["kind"].made(Kind, "a kind of op"),
+        axis=None if axis.data is None else axis.made(Axis, "a mesh axis"),
+        lane=fields["lane"].text(),
+        communicator=fields["communicator"].text(),
+        after=_ops(fields["after"]),
+        waits=_ops(fields["waits"]),
+        dtype=None if dtype.data is None else dtype.text(),
+        when=fields["when"].made(When, "every or last_backward"),
+    )
+
+
+def _ops(value: _Value) -> tuple[OpId, ...]:
+    return tuple(op.op() for op in value.items())
+
+
+def _buffer(value: _Value) -> Buffer:
+    fields = value.record("kind", "first", "last", "size_bytes", "born", "freed")
+    kind = fields.pop("kind").made(BufferKind, "a kind of buffer")
+    return Buffer(kind, *(field.integer() for field in fields.values()))

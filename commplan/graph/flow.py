@@ -1,0 +1,130 @@
+"""The data flow that a schedule has to respect: who writes what whom reads, per module, from the model and not the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from commplan.graph.model import Bucket, Family, Role, ScheduleGraph
+from commplan.language.spec import Line, OpLine
+from commplan.ops import TRAITS, Axis, Kind, Section
+
+GRADIENT_KINDS = (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.APPLY)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One op reads what another writes. A reader or writer that is the compute of a module has no line."""
+
+    writer: int
+    reader: int
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The data flow of one graph. Lines are meant by their `id`."""
+
+    graph: ScheduleGraph
+
+    @cached_property
+    def misplaced(self) -> frozenset[int]:
+        """Lines whose place in the order means nothing: in a hook that may not hold them, placed twice, over a wrong axis, or
+        in a cycle.
+        """
+        graph = self.graph
+        lines: list[Line | None] = [line for pair in graph.defects.repeated for line in pair]
+        lines += [graph.nodes[number].line for cycle in graph.defects.cycles for number in cycle]
+        lines += [f.line for f in graph.families.values() if f.line.axis is not TRAITS[f.line.kind].axis]
+        lines += [line for section, line in op_lines(graph) if not may_hold(section, line, graph)]
+        return frozenset(id(line) for line in lines)
+
+    @cached_property
+    def unsure(self) -> frozenset[int]:
+        """Lines that wait for something which could not be resolved."""
+        defects = self.graph.defects
+        lines: list[Line | None] = [line for line, _ in defects.unknown]
+        lines += [self.graph.nodes[late.node].line for late in defects.late]
+        return frozenset(id(line) for line in lines)
+
+    @cached_property
+    def unsure_wait(self) -> bool:
+        """Whether a wait could not be resolved, so that compute may know less than was meant."""
+        waits = [line for section in Section for line in self.graph.spec.lines(section) if not isinstance(line, OpLine)]
+        return any(id(line) in self.unsure for line in waits)
+
+    def families(self, kind: Kind) -> list[Family]:
+        """The families of a kind, in the order of the file."""
+        return [family for family in self.graph.families.values() if family.line.kind is kind]
+
+    def in_place(self, kind: Kind) -> Family | None:
+        """The family that does `kind`, if its place means something."""
+        found = self.families(kind)
+        return found[0] if found and id(found[0].line) not in self.misplaced else None
+
+    def reads(self) -> Iterator[Read]:
+        """Every read that the order has to respect, in the order of modules. Linear in modules and pieces."""
+        families = {kind: self.in_place(kind) for kind in Kind}
+        gathered = families[Kind.ALL_GATHER]
+        if gathered is not None:
+            yield from self._parameter_reads(gathered)
+        done: dict[tuple[Kind, Kind], tuple[Bucket, Bucket]] = {}
+        first_compute = next((n for n, node in enumerate(self.graph.nodes) if node.role is Role.COMPUTE), 0)
+        for n in range(len(self.graph.timeline.completion)):
+            writer: Bucket | None = Bucket(n, n, False, range(first_compute + n, first_compute + n + 1))
+            before = Kind.COMPUTE
+            for kind in GRADIENT_KINDS:
+                family = families[kind]
+                if family is None:
+                    writer = None if self.families(kind) else writer
+                    continue
+                reader = family.buckets[n]
+                if reader.left_out:
+                    continue
+                if writer is not None and done.get((before, kind)) != (writer, reader):
+                    done[before, kind] = writer, reader
+                    yield from _piecewise(writer, reader)
+                writer, before = reader, kind
+
+    def _parameter_reads(self, family: Family) -> Iterator[Read]:
+        """The backward of a module reads what its AG writes, from the first compute after its pre-backward hook on."""
+        timeline = self.graph.timeline
+        opened_by = {node.hook: n for n, node in enumerate(self.graph.nodes) if node.role is Role.COMPUTE}
+        following = 0
+        for n, bucket in enumerate(family.buckets):
+            while timeline.post[following] < timeline.pre[n]:
+                following += 1
+            if not bucket.left_out:
+                yield Read(bucket.nodes[-1], opened_by[timeline.post[following]])
+
+
+def _piecewise(writer: Bucket, reader: Bucket) -> Iterator[Read]:
+    """A piece reads the same piece where both have as many, else the whole."""
+    if len(writer.nodes) == len(reader.nodes):
+        yield from (Read(one, other) for one, other in zip(writer.nodes, reader.nodes, strict=True))
+    else:
+        yield from (Read(writer.nodes[-1], node) for node in reader.nodes)
+
+
+def op_lines(graph: ScheduleGraph) -> Iterator[tuple[Section, OpLine]]:
+    """Every line that places an op, with its section."""
+    for section in Section:
+        for line in graph.spec.lines(section):
+            if isinstance(line, OpLine):
+                yield section, line
+
+
+def may_hold(section: Section, line: OpLine, graph: ScheduleGraph) -> bool:
+    """Whether a section may place the op of a line."""
+    offset = line.ref.index.offset(graph.params)
+    if section is Section.ROOT:
+        return True
+    if section is Section.POST_BACKWARD:
+        return line.kind is not Kind.ALL_GATHER and offset <= 0
+    return offset >= 0 if line.kind is Kind.ALL_GATHER else offset < 0
+
+
+def needed_axes(graph: ScheduleGraph, n: int) -> list[Axis]:
+    """The mesh axes over which the gradients of module `n` have to be reduced."""
+    axes = graph.module(Kind.COMPUTE, n).axes
+    return [axis for axis in (Axis.SHARD, Axis.REPLICATE) if axis in axes]

@@ -1,0 +1,172 @@
+"""CP1xx: order. What waits for what must be possible in the order of issue."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from itertools import pairwise
+
+from commplan.errors import Related, Rule, Severity, Violation
+from commplan.graph.model import LateReference, Node, Role, ScheduleGraph
+from commplan.graph.rules.rule import GraphRule, hook_name, node_name
+from commplan.language.spec import OpLine
+from commplan.ops import KIND_OF_FAMILY
+
+
+def cycles(graph: ScheduleGraph) -> Iterator[Violation]:
+    """Ops that wait for each other in a circle."""
+    for cycle in graph.defects.cycles:
+        nodes = [graph.nodes[number] for number in cycle]
+        backwards = [nodes[0], *reversed(nodes[1:]), nodes[0]]
+        names = [node_name(node) for node in backwards]
+        told = (
+            f"{names[0]} waits for itself"
+            if len(nodes) == 1
+            else f"{names[0]} waits for {', which waits for '.join(names[1:])}"
+        )
+        line = nodes[0].line
+        assert line is not None
+        yield Violation(
+            "CP101",
+            f"a cycle: {told}",
+            line.span,
+            "none of these can ever start: take one of the `after` away",
+            related=tuple(_links(backwards)),
+        )
+
+
+def _links(backwards: list[Node]) -> Iterator[Related]:
+    for waiting, waited_for in pairwise(backwards):
+        if waiting.role is Role.ALL or not isinstance(waiting.line, OpLine):
+            continue
+        for ref in waiting.line.after:
+            family = waited_for.line.ref.family if isinstance(waited_for.line, OpLine) else ""
+            if ref.family == family:
+                yield Related(f"{node_name(waiting)} waits for {node_name(waited_for)}", ref.span)
+                break
+
+
+def late_references(graph: ScheduleGraph) -> Iterator[Violation]:
+    """Dependencies on ops that are issued in a later hook."""
+    for late in graph.defects.late:
+        node, target = graph.nodes[late.node], graph.nodes[late.target]
+        name, wanted = node_name(node), node_name(target)
+        here, there = hook_name(graph, node), hook_name(graph, target)
+        when = f"over only when {there} opens" if target.role is Role.COMPUTE else f"issued only in {there}"
+        yield Violation(
+            "CP102",
+            f"{name} waits in {here} for {wanted}, which is {when}",
+            late.ref.span,
+            _hint(late, graph),
+            related=(Related(f"{wanted} is placed here", target.line.span),) if target.line is not None else (),
+        )
+
+
+def _hint(late: LateReference, graph: ScheduleGraph) -> str:
+    target = graph.nodes[late.target]
+    if target.op is not None and target.op.first != target.op.last:
+        return f"{target.op} runs in the hook of its last member: name a module that far back, or take `fuse` away"
+    if late.ref.index.every:
+        return f"write {late.ref} in root, where every {late.ref.family} has been issued"
+    return f"name a module whose {late.ref.family} is issued by then, or place this line in a later hook (root is the last)"
+
+
+def unknown_references(graph: ScheduleGraph) -> Iterator[Violation]:
+    """References to ops that no line places."""
+    for _, ref in graph.defects.unknown:
+        known = [*graph.families, "compute"]
+        close = difflib.get_close_matches(ref.family, known, n=1) or [k for k in known if k.lower() == ref.family.lower()]
+        hint = f"did you mean {close[0]}_{ref.index}?" if close else ""
+        if not hint and ref.family == "AG":
+            hint = "without AG in the file FSDP2 gathers parameters by itself: take this away, or place AG_n in pre_backward"
+        elif not hint:
+            hint = (
+                f"place it, as in `- {ref.family}_n`, or take this away" if ref.family in KIND_OF_FAMILY else "take this away"
+            )
+        yield Violation("CP103", f"{ref} never runs: no line places {ref.family}", ref.span, hint)
+
+
+RULES = (
+    GraphRule(
+        Rule(
+            code="CP101",
+            title="Ops wait for each other in a circle",
+            severity=Severity.ERROR,
+            what="The `after` of some ops of one hook leads back to where it began. The finding shows the whole circle, from "
+            "the member that is written first.",
+            why="No op of the circle can start, so backward would never end.",
+            wrong="""\
+version: 1
+name: circle
+post_backward:
+  - RS_n: {after: [compute_n, AR_n]}
+  - AR_n: {after: RS_n}
+  - apply_n: {after: AR_n}
+""",
+            right="""\
+version: 1
+name: circle
+post_backward:
+  - RS_n: {after: compute_n}
+  - AR_n: {after: RS_n}
+  - apply_n: {after: AR_n}
+""",
+        ),
+        cycles,
+    ),
+    GraphRule(
+        Rule(
+            code="CP102",
+            title="A dependency on an op that is issued later",
+            severity=Severity.ERROR,
+            what="An op or a wait names an op that is issued in a later hook.",
+            why="Ops are issued hook by hook. A wait for something that has not been issued would never end.",
+            wrong="""\
+version: 1
+name: too_soon
+post_backward:
+  - RS_n: {after: compute_n}
+  - AR_<n-1>: {after: RS_<n-1>}
+  - apply_n: {after: AR_n}
+""",
+            right="""\
+version: 1
+name: too_soon
+post_backward:
+  - RS_n: {after: compute_n}
+  - AR_<n-1>: {after: RS_<n-1>}
+root:
+  - apply_n: {after: AR_n}
+""",
+        ),
+        late_references,
+    ),
+    GraphRule(
+        Rule(
+            code="CP103",
+            title="A reference to an op that never runs",
+            severity=Severity.ERROR,
+            what="An `after` or a wait names an op that no line of the schedule places.",
+            why="It is a slip of the pen, and the order that it was meant to bring about is missing.",
+            wrong="""\
+version: 1
+name: slip
+post_backward:
+  - RS_n: {after: compute_n}
+  - AR_n: {after: RS_n}
+root:
+  - apply_n: {after: ARR_n}
+""",
+            right="""\
+version: 1
+name: slip
+post_backward:
+  - RS_n: {after: compute_n}
+  - AR_n: {after: RS_n}
+root:
+  - apply_n: {after: AR_n}
+""",
+        ),
+        unknown_references,
+    ),
+)

@@ -1,0 +1,100 @@
+"""A plan for people: one line a step, hooks as headings, a column for each lane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from commplan.ops import Kind, OpId, Section, When
+from commplan.plan.model import BufferKind, Hook, OpStep, Plan, Step
+from commplan.plan.order import lane_of
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_MIN_COLUMN: Final = 8
+_INDENT: Final = "  "
+_LEGEND: Final = "<- X: waits for X   (X): named in the schedule, and implied by lanes and earlier waits"
+
+
+def text(plan: Plan) -> str:
+    """`plan` as text: a summary, a heading for each hook, and each step in the column of its lane with what it waits for."""
+    lanes = [lane.name for lane in plan.lanes]
+    widths = {lane: max(_MIN_COLUMN, len(lane), *(len(_what(s)) for s in plan.steps if lane_of(s) == lane)) for lane in lanes}
+    rows = [_INDENT + "  ".join(lane.ljust(widths[lane]) for lane in lanes)]
+    for hook in plan.hooks:
+        rows += ["", _heading(plan, hook)]
+        rows += [_row(step, lanes, widths) for step in hook.steps]
+    params = "".join(f" {name}={value}" for name, value in plan.params)
+    head = [f"plan {plan.schedule}{params}", summary(plan), "", *_legend(plan)]
+    return "\n".join(row.rstrip() for row in head + rows) + "\n"
+
+
+def summary(plan: Plan) -> str:
+    """One line: modules, ops, waits, lanes and peak communication bytes."""
+    num_ops = sum(isinstance(step, OpStep) for step in plan.steps)
+    num_modules = sum(hook.section is Section.POST_BACKWARD for hook in plan.hooks)
+    parts = [
+        _plural(num_modules, "module"),
+        _plural(num_ops, "op"),
+        _plural(plan.num_waits, "wait"),
+        f"lanes {', '.join(lane.name for lane in plan.lanes)}",
+        f"peak {size(plan.peak_bytes)} of communication memory in {plan.peak_hook}",
+    ]
+    parameter_bytes = plan.peak_bytes_of(BufferKind.PARAMETER)
+    if parameter_bytes:
+        parts.append(f"gathered parameters {size(parameter_bytes)}")
+    return "; ".join(parts)
+
+
+def size(size_bytes: int) -> str:
+    """A number of bytes in the largest unit that leaves at least one: `34.0 MiB`; exact below 1 KiB."""
+    value, unit = float(size_bytes), 0
+    while value >= 1024 and unit + 1 < len(_UNITS):
+        value, unit = value / 1024, unit + 1
+    return f"{value:.1f} {_UNITS[unit]}" if unit else f"{size_bytes} B"
+
+
+def _legend(plan: Plan) -> Iterator[str]:
+    if any(step.waits or _implied(step) for step in plan.steps):
+        yield _LEGEND
+        yield ""
+
+
+def _heading(plan: Plan, hook: Hook) -> str:
+    if hook.section is Section.ROOT:
+        return "root: all gradients are complete"
+    name = plan.modules.modules[hook.module].name
+    if hook.section is Section.PRE_BACKWARD:
+        return f"{hook}: before backward of {name}"
+    return f"{hook}: gradients of {name} are complete"
+
+
+def _row(step: Step, lanes: Sequence[str], widths: dict[str, int]) -> str:
+    own = lane_of(step)
+    cells = [(_what(step) if lane == own else "").ljust(widths[lane]) for lane in lanes]
+    return _INDENT + "  ".join(cells) + "  " + _reasons(step)
+
+
+def _what(step: Step) -> str:
+    return str(step.op) if isinstance(step, OpStep) else "wait"
+
+
+def _reasons(step: Step) -> str:
+    parts = [f"<- {', '.join(map(str, step.waits))}"] if step.waits else []
+    implied = _implied(step)
+    if implied:
+        parts.append(f"({', '.join(map(str, implied))})")
+    if isinstance(step, OpStep):
+        if step.dtype is not None:
+            parts.append(f"in {step.dtype}")
+        if step.when is not When.EVERY:
+            parts.append("last backward only")
+    return " ".join(parts)
+
+
+def _implied(step: Step) -> list[OpId]:
+    """What a step was asked to wait for and need not, apart from computes, which are over when its hook opens."""
+    return [op for op in step.after if op not in step.waits and op.family != Kind.COMPUTE]
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
