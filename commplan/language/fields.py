@@ -12,7 +12,7 @@ from commplan.errors import Related, Span
 from commplan.language import nodes
 from commplan.language.nodes import Node, Refused, Scalar, describe
 from commplan.language.refs import NAME_PATTERN
-from commplan.language.source import Findings, alternatives, did_you_mean, shown
+from commplan.language.source import Findings, alternatives, closest, did_you_mean, shown
 from commplan.language.spec import Number
 
 LATER: Final[Mapping[str, str]] = MappingProxyType(
@@ -160,7 +160,7 @@ def check_param(name: str, at: Span, scope: Scope) -> bool:
     """Report a param that is not declared (CP020)."""
     if name in scope.params:
         return True
-    hint = did_you_mean(name, scope.params) or f"declare it: `params: {{{name[:40]}: 2}}`"
+    hint = closest(name, scope.params) or f"declare it: `params: {{{name[:40]}: 2}}`"
     scope.findings.add("CP020", f"{shown(name)} is not declared in `params`", at, hint)
     return False
 
@@ -172,8 +172,7 @@ def read_choice(node: Node, what: str, choices: Mapping[str, str], findings: Fin
         return None
     if node.value not in choices:
         other = {also: choice for choice, also in choices.items() if also}
-        close = did_you_mean(node.value, choices)
-        hint = f"did you mean {other[node.value]}?" if node.value in other else close if close.startswith("did") else ""
+        hint = f"did you mean {other[node.value]}?" if node.value in other else closest(node.value, choices)
         findings.add("CP013", f"{what} is {alternatives(choices)}, not {shown(node.value)}", node.span, hint)
         return None
     return node.value

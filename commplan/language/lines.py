@@ -24,7 +24,7 @@ from commplan.language.fields import (
 )
 from commplan.language.nodes import Node, Scalar
 from commplan.language.refs import RefError, is_ref, parse_ref
-from commplan.language.source import alternatives, did_you_mean, shown
+from commplan.language.source import alternatives, closest, shown
 from commplan.language.spec import Fuse, Line, OpLine, OpRef, WaitLine
 from commplan.language.uses import CHUNKS, FUSE_BYTES, FUSE_MODULES, FUSE_TAIL, OFFSET
 from commplan.ops import BUILT_IN_LANES, COMPUTE_LANE, KIND_OF_FAMILY, TRAITS, WIRE_DTYPES, Axis, Kind, Section, When
@@ -114,6 +114,8 @@ def _read_op(entry: Entry, section: Section, scope: Scope) -> OpLine | None:
     before = len(scope.findings.violations)
     ref = _read_ref(entry.key, section, scope)
     empty = isinstance(entry.value, Scalar) and entry.value.is_null
+    if ref is None and not isinstance(entry.value, nodes.Mapping):
+        return None  # whatever was meant, it has no attributes
     attributes = {} if empty else _read_attributes(entry, scope)
     values = {name: _READERS[name](field.value, section, scope) for name, field in attributes.items()}
     kind = _kind_of(ref, attributes, values, scope) if ref is not None else None
@@ -162,9 +164,9 @@ def _kind_of(ref: OpRef, attributes: Mapping[str, Entry], values: Mapping[str, A
                 scope.findings.add("CP030", wrong, attributes[name].key.span, f"remove `{name}`")
         return kind
     if "kind" not in attributes:
-        close = did_you_mean(ref.family, KIND_OF_FAMILY)
+        close = closest(ref.family, KIND_OF_FAMILY)
         hint = f"give it one: `kind: {alternatives(_PLACEABLE)}`"
-        hint = f"{close} Otherwise {hint}" if close.startswith("did") else hint
+        hint = f"{close} Otherwise {hint}" if close else hint
         scope.findings.add("CP029", f"{ref.family} is no built-in op and has no `kind`", ref.span, hint)
         return None
     return Kind(values["kind"]) if values["kind"] is not None else None
@@ -216,8 +218,7 @@ def _read_ref(node: Node, section: Section, scope: Scope) -> OpRef | None:
     try:
         ref = parse_ref(node.value, node.span)
     except RefError as error:
-        wait = did_you_mean(node.value, (WAIT,))
-        scope.findings.add("CP016", str(error), node.span, wait if wait.startswith("did") else error.hint)
+        scope.findings.add(error.code, str(error), node.span, closest(node.value, (WAIT,)) or error.hint)
         return None
     if section is Section.ROOT and ("<" in node.value and node.value != f"{ref.family}_<n>"):
         hint = f"write {ref.family}_n: in root it stands for every module in order"
@@ -252,9 +253,8 @@ def _read_lane(node: Node, _: Section, scope: Scope) -> str | None:
         wrong_type(node, "`lane` is the name of a lane", scope.findings)
         return None
     if node.value not in scope.lanes and node.value not in BUILT_IN_LANES:
-        hint = did_you_mean(node.value, {*scope.lanes, *BUILT_IN_LANES})
-        if not hint.startswith("did"):
-            hint += f"; or declare it: `lanes: {{{node.value[:40]}: {{}}}}`"
+        close = closest(node.value, {*scope.lanes, *BUILT_IN_LANES})
+        hint = close or f"declare it: `lanes: {{{node.value[:40]}: {{}}}}`"
         scope.findings.add("CP026", f"the lane {shown(node.value)} is not declared", node.span, hint)
         return None
     return node.value

@@ -10,7 +10,7 @@ from typing import Final
 from commplan.errors import ScheduleError, Severity, Span, Violation, sort_violations
 from commplan.language import nodes
 from commplan.language.declarations import Declared, read_lanes, read_params
-from commplan.language.fields import LATER, Entry, Scope, read_known, read_text, wrong_type
+from commplan.language.fields import Entry, Scope, read_known, read_text, wrong_type
 from commplan.language.lines import check_families, read_lines
 from commplan.language.nodes import Node, Scalar, compose, describe
 from commplan.language.source import MAX_FILE_BYTES, Findings, Source, check_text, decode, read_bytes, shown
@@ -75,10 +75,9 @@ def _read(findings: Findings) -> ScheduleSpec | None:
     source = findings.source
     check_text(source, findings)
     root = compose(source, findings) if not findings.violations else None
-    entries = read_known(root, "a schedule", (*_KEYS, *LATER), findings) if root is not None else None
+    entries = read_known(root, "a schedule", _KEYS, findings) if root is not None else None
     if root is None or entries is None:
         return None
-    _refuse_later(entries, findings)
     _check_version(entries, root, findings)
     name, name_span = _read_name(entries, root, findings)
     summary = read_text(entries["summary"].value, "`summary`", findings) if "summary" in entries else ""
@@ -88,7 +87,7 @@ def _read(findings: Findings) -> ScheduleSpec | None:
     sections = {section: read_lines(_value(entries, section), section, scope) for section in Section}
     lines = tuple(line for section in Section for line in sections[section])
     check_families(lines, scope)
-    if not any(_has_items(_value(entries, section)) for section in Section) and not any(key in LATER for key in entries):
+    if not any(_has_items(_value(entries, section)) for section in Section):
         hint = "as in `post_backward:` with a line `- RS_n: {after: compute_n}` under it"
         findings.add("CP012", "the schedule has no line in `pre_backward`, `post_backward` or `root`", _head(root), hint)
     bounded = _bound(params, lines, findings)
@@ -123,12 +122,6 @@ def _has_items(node: Node) -> bool:
 def _head(root: Node) -> Span:
     """The first key of the file: where to report what the file lacks."""
     return root.pairs[0][0].span if isinstance(root, nodes.Mapping) and root.pairs else root.span
-
-
-def _refuse_later(entries: Mapping[str, Entry], findings: Findings) -> None:
-    for key, what in LATER.items():
-        if key in entries:
-            findings.add("CP011", f"{what}: not in version 1 of the language", entries[key].key.span, "remove it")
 
 
 def _check_version(entries: Mapping[str, Entry], root: Node, findings: Findings) -> None:

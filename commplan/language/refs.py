@@ -27,9 +27,10 @@ _NUMBERED: Final = re.compile(rf"(?P<family>{FAMILY_PATTERN})_?[<({{\[]?-?[0-9]+
 
 
 class RefError(CommplanError):
-    """A text is not the name of an op or not an index; `hint` says what to write."""
+    """A text is not the name of an op or not an index; `code` is the rule that says so, `hint` what to write."""
 
-    def __init__(self, message: str, hint: str) -> None:
+    def __init__(self, message: str, hint: str, code: str = "CP016") -> None:
+        self.code = code
         self.hint = hint
         super().__init__(message)
 
@@ -46,7 +47,7 @@ def parse_index(text: str) -> Index:
     if match["every"]:
         return Index(every=True)
     if len(match["value"] or "") > MAX_DIGITS:
-        raise RefError(f"the offset in {shown(text)} is too large", "write a smaller number")
+        raise RefError(f"the offset in {shown(text)} is too large", "write a smaller number", "CP024")
     if match["sign"] is None or match["value"] == "0":
         return Index()
     distance = Number(param=match["param"]) if match["param"] else Number(value=int(match["value"]))
@@ -78,7 +79,7 @@ def _hint(text: str) -> str:
         return f"several ops are a list: [{', '.join(part for part in tight.split(',') if part)}]"
     whole = re.fullmatch(FAMILY_PATTERN, tight) is not None
     match = _LOOSE.fullmatch(tight)
-    if match and (match["family"] in KIND_OF_FAMILY or not whole):
+    if match and (match["family"] in KIND_OF_FAMILY or not whole or tight.endswith(f"_{match['letter']}")):
         distance = (match["distance"] or "").lstrip("0") or "0"
         index = "n" if distance == "0" else f"<n{match['sign']}{distance}>"
         if _INDEX.fullmatch(index):

@@ -58,7 +58,7 @@ def check_text(source: Source, findings: Findings) -> None:
     """Find what keeps a text from being read as YAML at all: its size (CP004) and its characters (CP002)."""
     size = len(source.text.encode("utf-8", "surrogatepass"))
     if size > MAX_FILE_BYTES:
-        findings.add("CP004", f"{size} bytes are too many: a schedule has at most {MAX_FILE_BYTES}", source.span(0, 0))
+        findings.add("CP004", f"a schedule has at most {MAX_FILE_BYTES} bytes, this file has more", source.span(0, 0))
         return
     for match in _FORBIDDEN.finditer(source.text):
         findings.add(
@@ -102,14 +102,17 @@ def shown(text: str, length: int = 40) -> str:
     return repr(text if len(text) <= length else text[: length - 3] + "...")
 
 
+def closest(word: str, known: Iterable[str]) -> str:
+    """The hint that offers the closest of `known`; "" where none is close."""
+    lowered = {w.lower(): w for w in sorted(set(known), reverse=True)}
+    close = difflib.get_close_matches(word[:64].lower(), lowered, n=1)
+    return f"did you mean {lowered[close[0]]}?" if close else ""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The hint that offers the closest of `known`, or the list of them where none is close; "" where there are none."""
     words = sorted(set(known))
-    lowered = {w.lower(): w for w in reversed(words)}
-    close = difflib.get_close_matches(word[:64].lower(), lowered, n=1)
-    if close:
-        return f"did you mean {lowered[close[0]]}?"
-    return f"expected {alternatives(words)}" if words else ""
+    return closest(word, words) or (f"expected {alternatives(words)}" if words else "")
 
 
 def alternatives(words: Iterable[str]) -> str:

@@ -125,7 +125,7 @@ LINE_RULES: Final[tuple[Rule, ...]] = (
         code="CP034",
         title="Not a size in bytes",
         severity=Severity.ERROR,
-        what="A size is a whole number, with KiB, MiB, GiB (powers of 1024), KB, MB or GB (of 1000) right behind it, or of bytes.",
+        what="A size is a whole number with KiB, MiB, GiB (powers of 1024), KB, MB or GB (of 1000) right behind it, or none.",
         why="`64M` may mean one or the other.",
         wrong=example(ar="AR_n: {after: RS_n, fuse: {bytes: 64M}}"),
         right=example(ar="AR_n: {after: RS_n, fuse: {bytes: 64MiB}}"),
