@@ -8,6 +8,7 @@ from commplan.errors import Rule, Severity
 from commplan.language.rules.examples import APPLY, AR, HEAD, RIGHT, RS, example
 
 _PIPELINED: Final = f"{HEAD}post_backward:\n{RS}  - AR_<n-1>: {{after: RS_<n-1>}}\nroot:\n"
+_FUSED: Final = f"{HEAD}post_backward:\n{RS}  - AR_n: {{after: RS_n, fuse: FUSE}}\nroot:\n{APPLY}"
 
 LINE_RULES: Final[tuple[Rule, ...]] = (
     Rule(
@@ -118,8 +119,8 @@ LINE_RULES: Final[tuple[Rule, ...]] = (
         severity=Severity.ERROR,
         what="`fuse` has either `modules` or `bytes`, and optionally `tail`.",
         why="Two limits would make it hard to see which closed a bucket; with none the first bucket would never close.",
-        wrong=example(ar="AR_n: {after: RS_n, fuse: {tail: 1}}"),
-        right=example(ar="AR_n: {after: RS_n, fuse: {modules: 4, tail: 1}}"),
+        wrong=_FUSED.replace("FUSE", "{tail: 1}"),
+        right=_FUSED.replace("FUSE", "{modules: 4, tail: 1}"),
     ),
     Rule(
         code="CP034",
@@ -127,7 +128,7 @@ LINE_RULES: Final[tuple[Rule, ...]] = (
         severity=Severity.ERROR,
         what="A size is a whole number with KiB, MiB, GiB (powers of 1024), KB, MB or GB (of 1000) right behind it, or none.",
         why="`64M` may mean one or the other.",
-        wrong=example(ar="AR_n: {after: RS_n, fuse: {bytes: 64M}}"),
-        right=example(ar="AR_n: {after: RS_n, fuse: {bytes: 64MiB}}"),
+        wrong=_FUSED.replace("FUSE", "{bytes: 64M}"),
+        right=_FUSED.replace("FUSE", "{bytes: 64MiB}"),
     ),
 )
