@@ -68,14 +68,14 @@ def _check_library(console: Console) -> list[str]:
     for name in library.names():
         errors = [violation for violation in check(name) if violation.severity is Severity.ERROR]
         wrong += map(str, errors)
-        console.print(f"  {'fail' if errors else 'ok':<5}{name:<26}", end="", highlight=False)
-        console.print(resolve(name).summary, no_wrap=True, overflow="ellipsis", highlight=False)
+        sentence = resolve(name).summary.partition(". ")[0].rstrip(".")
+        console.print(f"  {'fail' if errors else 'ok':<5}{name:<26}{sentence}.", markup=False, highlight=False, soft_wrap=True)
     return wrong
 
 
 def _show_plan(console: Console) -> list[str]:
     show.heading(console, f"The plan of {_SHOWN} for {_NUM_SHOWN_MODULES} modules")
-    console.print(compile_plan(_SHOWN, _NUM_SHOWN_MODULES).text().rstrip(), markup=False, highlight=False)
+    console.print(compile_plan(_SHOWN, _NUM_SHOWN_MODULES).text().rstrip(), markup=False, highlight=False, soft_wrap=True)
     return []
 
 

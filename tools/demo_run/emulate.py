@@ -1,7 +1,7 @@
 """The second part, emulated compute: backward sleeps where an accelerator would compute, so that two cores can show overlap.
 
 A sleeping process leaves its core to the collectives, as a GPU or an NPU leaves the host and the network to them.  How
-long a block sleeps is measured first: as long as stock FSDP2 needs for the collectives of one block on this machine.
+long a block sleeps is measured first: one and a half times what stock FSDP2 needs for the collectives of one block here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from demo_run.lockstep import Run, backward, close, compare, in_turn, prepare
 from demo_run.settings import ALONE, Settings
 
-_CALIBRATION_STEPS = 4
+_CALIBRATION_STEPS = 8
+_COMPUTE_TO_COLLECTIVES = 1.5
 _SHORTEST_S, _LONGEST_S = 0.004, 0.15
 
 
@@ -72,10 +73,10 @@ def _calibrate(stock: Run, x: torch.Tensor, num_blocks: int) -> float:
         dist.barrier()
         _step(stock, x)
         stock.model.zero_grad()
-    seconds = torch.tensor(median(sample.exposed_s for sample in stock.samples[1:]) / num_blocks)
-    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    spent_s = torch.tensor(median(sample.exposed_s for sample in stock.samples[_CALIBRATION_STEPS // 2 :]) / num_blocks)
+    dist.all_reduce(spent_s, op=dist.ReduceOp.AVG)
     stock.samples.clear()
-    return min(max(seconds.item(), _SHORTEST_S), _LONGEST_S)
+    return min(max(spent_s.item() * _COMPUTE_TO_COLLECTIVES, _SHORTEST_S), _LONGEST_S)
 
 
 def emulate(settings: Settings, mesh: DeviceMesh, tell: Callable[[dict[str, Any]], None]) -> tuple[float, list[dict[str, Any]]]:
