@@ -1,0 +1,43 @@
+"""Every schedule that the documents show is valid."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import commplan
+from commplan.errors import Severity
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DOCUMENTS = [path for path in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))) if path.exists()]
+
+
+def schedules(document: Path) -> list[str]:
+    """The YAML blocks of a document that are whole schedules."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [block for block in blocks if block.startswith("version:")]
+
+
+SCHEDULES = [
+    pytest.param(text, id=f"{document.stem}-{number}")
+    for document in DOCUMENTS
+    for number, text in enumerate(schedules(document), start=1)
+]
+
+
+def test_there_are_schedules_to_check() -> None:
+    assert len(SCHEDULES) >= 5
+
+
+@pytest.mark.parametrize("text", SCHEDULES)
+def test_shown_schedule_is_valid(text: str) -> None:
+    assert [str(found) for found in commplan.check(text) if found.severity is Severity.ERROR] == []
+
+
+@pytest.mark.parametrize(("number", "name"), [(0, "pipelined_allreduce"), (1, "bucketed_pipeline_depth2"), (2, "fsdp2_native")])
+@pytest.mark.parametrize("num_modules", [1, 2, 7])
+def test_shown_pipeline_is_the_one_of_the_library(number: int, name: str, num_modules: int) -> None:
+    shown = schedules(REPOSITORY / "docs" / "from_fsdp_code_to_schedule.md")[number]
+    assert commplan.compile(shown, num_modules).hooks == commplan.compile(name, num_modules).hooks
