@@ -133,6 +133,4 @@ class OpId:
 
 
 FAMILY_PATTERN: Final = r"[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z][A-Za-z0-9]*)*"
-_OP_ID = re.compile(
-    rf"(?P<family>{FAMILY_PATTERN})_(?P<first>\d+)(?:-(?P<last>\d+))?(?:\[(?P<piece>\d+)/(?P<pieces>\d+)\])?"
-)
+_OP_ID = re.compile(rf"(?P<family>{FAMILY_PATTERN})_(?P<first>\d+)(?:-(?P<last>\d+))?(?:\[(?P<piece>\d+)/(?P<pieces>\d+)\])?")
