@@ -82,8 +82,8 @@ def _show_plan(console: Console) -> list[str]:
 def _run(console: Console, settings: Settings, out: Path) -> list[str]:
     show.heading(
         console,
-        f"Training a byte-level transformer of {settings.num_blocks} blocks in {settings.world_size} processes, mesh "
-        f"({settings.num_replicas}, {settings.num_shards}), on the source of the Python standard library",
+        f"Training a byte-level transformer of {settings.num_blocks} blocks on Python's standard library, "
+        f"mesh ({settings.num_replicas}, {settings.num_shards})",
     )
     with show.progress(console) as tell:
         result = run_workers(settings, out, tell)
@@ -94,9 +94,9 @@ def _run(console: Console, settings: Settings, out: Path) -> list[str]:
     console.print(show.training_table(rows))
     if emulated:
         console.print(
-            "\nWith real compute the collectives' own threads compete for the cores, and little can overlap. Below, compute\n"
+            "\nWith real compute, the threads that carry the collectives take cores from it, and little time is won. Below, compute "
             f"is emulated: backward sleeps {result['sleep_s'] * 1e3:.0f} ms a block where an accelerator would compute. "
-            "The collectives are real.",
+            "The collectives are real.\n",
             highlight=False,
         )
         console.print(show.emulated_table(emulated))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from demo_run.lockstep import Run, backward, close, compare, in_turn, prepare
+from demo_run.lockstep import Run, backward, compare, in_turn, prepare
 from demo_run.settings import ALONE, Settings
 
 _CALIBRATION_STEPS = 8
@@ -79,9 +80,11 @@ def _calibrate(stock: Run, x: torch.Tensor, num_blocks: int) -> float:
     return min(max(spent_s.item() * _COMPUTE_TO_COLLECTIVES, _SHORTEST_S), _LONGEST_S)
 
 
-def emulate(settings: Settings, mesh: DeviceMesh, tell: Callable[[dict[str, Any]], None]) -> tuple[float, list[dict[str, Any]]]:
+def emulate(
+    settings: Settings, mesh: DeviceMesh, attachments: ExitStack, tell: Callable[[dict[str, Any]], None]
+) -> tuple[float, list[dict[str, Any]]]:
     """How long a block sleeps, in seconds, and what this rank saw of each run: stock, schedules, compute alone."""
-    runs = prepare(settings, lambda: _shard(_build(settings), mesh))
+    runs = prepare(settings, lambda: _shard(_build(settings), mesh), attachments)
     alone = Run(ALONE, _build(settings))
     x = torch.randn(1, settings.emulated_dim, generator=torch.Generator().manual_seed(dist.get_rank()))
     x.requires_grad_()
@@ -97,5 +100,4 @@ def emulate(settings: Settings, mesh: DeviceMesh, tell: Callable[[dict[str, Any]
         for run in (*runs, alone):
             run.model.zero_grad()
         tell({"part": "emulate", "step": step + 1, "of": settings.emulated_steps})
-    close(runs)
     return sleep_s, [run.record(settings.warmup_steps) for run in (*runs, alone)]

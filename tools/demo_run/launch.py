@@ -26,7 +26,7 @@ class WorkerError(RuntimeError):
 
 
 def run_workers(
-    settings: Settings, out: Path, on_event: Callable[[dict[str, Any]], None], silence_s: float = 120.0
+    settings: Settings, out: Path, on_event: Callable[[dict[str, Any]], None], silence_s: float = 180.0
 ) -> dict[str, Any]:
     """Run all workers to their end and return what rank 0 wrote.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -53,20 +54,13 @@ class Run:
         }
 
 
-def prepare(settings: Settings, build: Callable[[], nn.Module]) -> list[Run]:
-    """A stock model, then one for each schedule."""
+def prepare(settings: Settings, build: Callable[[], nn.Module], attachments: ExitStack) -> list[Run]:
+    """A stock model, then one for each schedule, attached until `attachments` closes."""
     runs = [Run(STOCK, build())]
     for name in settings.schedules:
         model = build()
-        runs.append(Run(name, model, commplan.attach(model, name)))
+        runs.append(Run(name, model, attachments.enter_context(commplan.attach(model, name))))
     return runs
-
-
-def close(runs: list[Run]) -> None:
-    """Give every model back to FSDP2."""
-    for run in runs:
-        if run.attachment is not None:
-            run.attachment.detach()
 
 
 def backward(run: Run, loss: torch.Tensor) -> None:

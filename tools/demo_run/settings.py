@@ -39,7 +39,7 @@ class Settings:
     seed: int = 1
     steps: int = 40
     warmup_steps: int = 3
-    emulated_steps: int = 8
+    emulated_steps: int = 10
     num_blocks: int = 6
     dim: int = 128
     num_heads: int = 4

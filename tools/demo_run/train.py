@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -10,15 +11,17 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from demo_run.data import Batches, library_folder, read_corpus
-from demo_run.lockstep import backward, close, compare, in_turn, prepare
+from demo_run.lockstep import backward, compare, in_turn, prepare
 from demo_run.model import build
 from demo_run.settings import Settings
 
 
-def train(settings: Settings, mesh: DeviceMesh, tell: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+def train(
+    settings: Settings, mesh: DeviceMesh, attachments: ExitStack, tell: Callable[[dict[str, Any]], None]
+) -> list[dict[str, Any]]:
     """Train all models for `settings.steps`; what this rank saw of each, stock first. `tell` hears of each step."""
     batches = Batches(read_corpus(library_folder(), settings.corpus_bytes), settings.context, settings.batch, settings.seed)
-    runs = prepare(settings, lambda: build(settings, mesh))
+    runs = prepare(settings, lambda: build(settings, mesh), attachments)
     for run in runs:
         run.optimizer = torch.optim.AdamW(run.model.parameters(), lr=settings.learning_rate)
     kept_steps = {0, settings.steps // 2, settings.steps - 1}
@@ -35,5 +38,4 @@ def train(settings: Settings, mesh: DeviceMesh, tell: Callable[[dict[str, Any]],
             run.optimizer.step()
             run.optimizer.zero_grad()
         tell({"part": "train", "step": step + 1, "of": settings.steps, "loss": runs[0].losses[-1]})
-    close(runs)
     return [run.record(settings.warmup_steps) for run in runs]

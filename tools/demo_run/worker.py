@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,13 @@ def main(settings_path: str, rank_text: str, store_path: str, result_path: str) 
     )
     shape = (settings.num_replicas, settings.num_shards)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-    result: dict[str, Any] = {"train": _gather(train(settings, mesh, tell), rank, settings.world_size)}
-    if settings.emulated_steps:
-        sleep_s, records = emulate(settings, mesh, tell)
-        result["sleep_s"] = sleep_s
-        result["emulated"] = _gather(records, rank, settings.world_size)
+    result: dict[str, Any] = {}
+    with ExitStack() as attachments:
+        result["train"] = _gather(train(settings, mesh, attachments, tell), rank, settings.world_size)
+        if settings.emulated_steps:
+            result["sleep_s"], records = emulate(settings, mesh, attachments, tell)
+            result["emulated"] = _gather(records, rank, settings.world_size)
+        dist.barrier()
     if rank == 0:
         Path(result_path).write_text(json.dumps(result), encoding="utf-8")
     dist.barrier()
