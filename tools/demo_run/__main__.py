@@ -94,9 +94,9 @@ def _run(console: Console, settings: Settings, out: Path) -> list[str]:
     console.print(show.training_table(rows))
     if emulated:
         console.print(
-            "\nWith real compute, the threads that carry the collectives take cores from it, and little time is won. Below, compute "
-            f"is emulated: backward sleeps {result['sleep_s'] * 1e3:.0f} ms a block where an accelerator would compute. "
-            "The collectives are real.\n",
+            "\nWith real compute, the threads that carry the collectives take cores from it, and little time is won. Below, "
+            f"compute is emulated: backward sleeps {result['sleep_s'] * 1e3:.0f} ms a block where an accelerator "
+            "would compute. The collectives are real.\n",
             highlight=False,
         )
         console.print(show.emulated_table(emulated))
