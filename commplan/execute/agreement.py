@@ -20,7 +20,7 @@ REFUSED = "refused"
 """Key of a record by which a rank says why it will not go on."""
 
 
-def agree(store: Store, ranks: Sequence[int], rank: int, record: Mapping[str, str], timeout_s: float) -> None:
+def agree(store: Store, ranks: Sequence[int], rank: int, record: Mapping[str, str], timeout_s: float) -> str:
     """Compare `record` with every other rank's; all ranks call this as often as one another.
 
     Args:
@@ -28,6 +28,9 @@ def agree(store: Store, ranks: Sequence[int], rank: int, record: Mapping[str, st
         record: subject -> what this rank has, in words.  With the one key REFUSED: this rank gives up, and says why; it
             does not wait for the others.
         timeout_s: how long to wait for the slowest.
+
+    Returns:
+        A name for this agreement that no other one has, equal on these ranks.
 
     Raises:
         RankMismatchError: names the ranks that differ and the first subject on which they do, those that refused, or those
@@ -38,7 +41,7 @@ def agree(store: Store, ranks: Sequence[int], rank: int, record: Mapping[str, st
     keys = {r: f"{scope}/{turn}/{r}" for r in ranks}
     store.set(keys[rank], json.dumps(record))
     if REFUSED in record:
-        return
+        return f"{scope}/{turn}"
     try:
         store.wait(list(keys.values()), timedelta(seconds=timeout_s))
     except dist.DistStoreError as error:
@@ -51,6 +54,7 @@ def agree(store: Store, ranks: Sequence[int], rank: int, record: Mapping[str, st
     problem = difference(records)
     if problem:
         raise RankMismatchError(problem)
+    return f"{scope}/{turn}"
 
 
 def difference(records: Mapping[int, Mapping[str, str]]) -> str:

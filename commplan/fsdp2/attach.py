@@ -120,10 +120,10 @@ def attach(
     except CommplanError as error:
         agree(private.default_store(), everyone, rank, {REFUSED: str(error)}, options.timeout_s)
         raise
-    agree(private.default_store(), everyone, rank, _record(spec, plan), options.timeout_s)
+    agreement = agree(private.default_store(), everyone, rank, _record(spec, plan), options.timeout_s)
     if rank == everyone[0] and all(Axis.REPLICATE not in m.axes for m in plan.modules.modules):
         logger.warning("the mesh has no replicate axis: all-reduces of schedule %s are left out", spec.name)
-    return _install(_Prepared(model, groups, orders, spec, plan, everyone), options)
+    return _install(_Prepared(model, groups, orders, spec, plan, everyone), options, agreement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +166,9 @@ def _record(spec: ScheduleSpec, plan: Plan) -> dict[str, str]:
     }
 
 
-def _install(prepared: _Prepared, options: Options) -> Attachment:
+def _install(prepared: _Prepared, options: Options, agreement: str) -> Attachment:
     """Make process groups and replace methods; on failure nothing of either is left."""
-    maker = _GroupMaker(options.timeout_s)
+    maker = _GroupMaker(agreement, options.timeout_s)
     driver: Driver | None = None
     try:
         units = [FsdpUnit(group, maker.reduce_scatter_group(group)) for group in prepared.groups]
@@ -201,22 +201,21 @@ def _recompiler(prepared: _Prepared, control: Control | None) -> Callable[[Order
 
 
 class _GroupMaker:
-    """Makes process groups, collectively: every rank of a group has to ask for it at the same point."""
+    """Makes process groups, collectively: every rank of a group has to ask for it at the same point.
 
-    def __init__(self, timeout_s: float) -> None:
+    Args:
+        prefix: begins their names; equal on all ranks, and never used before.
+    """
+
+    def __init__(self, prefix: str, timeout_s: float) -> None:
+        self._prefix = prefix
         self.made: list[dist.ProcessGroup] = []
         self._timeout = timedelta(seconds=timeout_s)
         self._reduce_scatter: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
-    def make(self, ranks: Sequence[int], purpose: str, backend: str | None = None) -> dist.ProcessGroup:
+    def make(self, ranks: Sequence[int], purpose: str, backend: str) -> dist.ProcessGroup:
         """A new group over `ranks`."""
-        group = dist.new_group(
-            list(ranks),
-            timeout=self._timeout,
-            backend=backend,
-            use_local_synchronization=True,
-            group_desc=f"commplan {purpose}",
-        )
+        group = private.new_group(f"{self._prefix}/{purpose}/{min(ranks)}", ranks, backend, self._timeout)
         self.made.append(group)
         return group
 
@@ -230,5 +229,6 @@ class _GroupMaker:
             return mesh.reduce_scatter
         ranks = tuple(dist.get_process_group_ranks(mesh.shard))
         if ranks not in self._reduce_scatter:
-            self._reduce_scatter[ranks] = self.make(ranks, "reduce-scatter")
+            purpose = f"reduce-scatter {len(self._reduce_scatter)}"
+            self._reduce_scatter[ranks] = self.make(ranks, purpose, dist.get_backend(mesh.shard))
         return self._reduce_scatter[ranks]

@@ -10,8 +10,9 @@ import ast
 import hashlib
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -48,10 +49,11 @@ RELIED_ON: Final[tuple[Callable[..., Any], ...]] = (
     collectives._get_gradient_divide_factors,
     collectives.foreach_reduce_scatter_copy_in,
     common._get_dim0_padded_size,
+    dist.distributed_c10d._new_process_group_helper,
 )
 """Functions whose behaviour commplan replaces, repeats or calls. `foreach_reduce` is not called, and so may be wrapped."""
 
-KNOWN_FINGERPRINTS: Final[Mapping[str, str]] = MappingProxyType({"76d4a76cb9671149": "2.13"})
+KNOWN_FINGERPRINTS: Final[Mapping[str, str]] = MappingProxyType({"78ac65b0d4f54c38": "2.13"})
 """Fingerprint -> the torch release that has it."""
 
 
@@ -90,6 +92,28 @@ def in_autograd() -> bool:
 def default_store() -> Store:
     """The store through which the default process group was made."""
     return dist.distributed_c10d._get_default_store()
+
+
+def new_group(name: str, ranks: Sequence[int], backend: str, timeout: timedelta) -> dist.ProcessGroup:
+    """A process group over `ranks`, which all of them have to ask for under the same new `name`.
+
+    `dist.new_group` either has to be called by ranks that do not belong to the group, or derives the name from the number of
+    groups that this process has: after a group was destroyed, the new one gets its name and finds its addresses.
+    """
+    c10d = dist.distributed_c10d
+    members = sorted(ranks)
+    group, _ = c10d._new_process_group_helper(
+        len(members),
+        members.index(dist.get_rank()),
+        members,
+        dist.Backend(backend),
+        default_store(),
+        name,
+        timeout=timeout,
+        group_desc=name,
+    )
+    c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(members)}
+    return group
 
 
 def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,9 +6,12 @@ the top of a module, so that it travels by name; it gets a `Rank` first.  A worl
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
+import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-CASE_TIMEOUT_S = 120.0
+CASE_TIMEOUT_S = float(os.environ.get("WORLD_TIMEOUT_S", "120"))
 
 
 class CaseError(AssertionError):
@@ -50,6 +53,7 @@ class Rank:
 
 
 def _serve(rank: int, size: int, store_path: str, requests: Connection) -> None:
+    faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
     store = dist.FileStore(store_path, size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=CASE_TIMEOUT_S))
@@ -93,8 +97,9 @@ class World:
         answers: dict[int, tuple[bool, Any]] = {}
         while len(answers) < self.size:
             open_pipes = {p: r for r, p in enumerate(self._pipes) if r not in answers}
-            ready = wait(list(open_pipes), timeout=CASE_TIMEOUT_S + 30)
+            ready = wait(list(open_pipes), timeout=CASE_TIMEOUT_S)
             if not ready:
+                self._dump_stacks()
                 self.close()
                 raise WorldDiedError(f"{case.__name__}: rank(s) {sorted(open_pipes.values())} did not answer")
             for pipe in ready:
@@ -108,6 +113,13 @@ class World:
         if failed:
             raise CaseError("\n".join(f"--- rank {rank}\n{text}" for rank, text in sorted(failed.items())))
         return [answers[rank][1] for rank in range(self.size)]
+
+    def _dump_stacks(self) -> None:
+        """Let every process print where its threads are: the only trace of a hang."""
+        for process in self._processes:
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(1)
 
     @property
     def is_alive(self) -> bool:

@@ -1,0 +1,96 @@
+"""The slowest lanes that a plan allows, and memory that punishes every early release.
+
+A task runs only when something must have it: a wait of compute, a task that waits for it, the end of root.  A buffer is
+filled with NaN when it is given back.  What a plan or the executor fails to wait for becomes visible in the gradients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from commplan.execute.lanes import Interval, Task
+from commplan.execute.memory import Memory
+from commplan.ops import COMPUTE_LANE
+
+
+@dataclass(slots=True)
+class _Held:
+    task: Task | None
+    lane: str
+    before: list[_Held]
+
+
+class LazyLanes:
+    """See `commplan.execute.lanes.Lanes`. Everything runs on the calling thread."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout = timedelta(seconds=timeout_s)
+        self._last: dict[str, _Held] = {}
+        self._ops: list[Interval] = []
+        self.failure: Exception | None = None
+        self.most_held = 0
+
+    def submit(self, lane: str, task: Task, waits: Sequence[Any]) -> _Held:
+        last = self._last.get(lane)
+        held = _Held(task, lane, [*waits, *([last] if last else [])])
+        self._last[lane] = held
+        self.most_held = max(self.most_held, sum(1 for _ in self._pending()))
+        return held
+
+    def mark(self) -> _Held:
+        return _Held(None, COMPUTE_LANE, [])
+
+    def wait(self, tokens: Sequence[Any]) -> None:
+        for token in tokens:
+            self._force(token)
+
+    def drain(self) -> None:
+        for held in list(self._last.values()):
+            self._force(held)
+
+    def take_intervals(self) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
+        taken, self._ops = tuple(self._ops), []
+        return taken, ()
+
+    def close(self) -> None:
+        self._last.clear()
+
+    def _pending(self) -> Any:
+        seen: set[int] = set()
+        queue = list(self._last.values())
+        while queue:
+            held = queue.pop()
+            if held.task is not None and id(held) not in seen:
+                seen.add(id(held))
+                yield held
+                queue.extend(held.before)
+
+    def _force(self, held: _Held) -> None:
+        if held.task is None:
+            return
+        for earlier in held.before:
+            self._force(earlier)
+        task, held.task = held.task, None
+        held.before = []
+        begin_s = time.perf_counter()
+        work = task.start()
+        if work is not None:
+            work.wait(self._timeout)
+        task.finish()
+        if task.is_communication:
+            self._ops.append(Interval(task.op, held.lane, begin_s, time.perf_counter()))
+
+
+class PoisonedMemory(Memory):
+    """Fills what is given back with NaN."""
+
+    def release(self, buffer: torch.Tensor, *, kept: bool = False) -> None:
+        super().release(buffer, kept=kept)
+        if not kept:
+            buffer.fill_(float("nan"))
