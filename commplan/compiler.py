@@ -20,6 +20,9 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
 )
 """Every rule by its code."""
 
+_DOUBTFUL: Final = ("CP101", "CP102", "CP103")
+"""Where a line breaks one of these for some number of modules, that it orders too little for another is no news."""
+
 
 def compile(schedule: Schedule, modules: Any, **params: int) -> Plan:  # noqa: A001 - named for what it does
     """Compile `schedule` for a model.
@@ -60,7 +63,8 @@ def check(schedule: Schedule, modules: Any | None = None, params: Mapping[str, i
             for violation in _checked(spec, table, binding)[0]:
                 key = (violation.code, violation.span, tuple(related.span for related in violation.related))
                 found.setdefault(key, violation)
-    return sort_violations(found.values())
+    in_doubt = {violation.span.line for violation in found.values() if violation.code in _DOUBTFUL}
+    return sort_violations(v for v in found.values() if v.code != "CP201" or v.span.line not in in_doubt)
 
 
 def _checked(

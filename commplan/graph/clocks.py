@@ -17,52 +17,55 @@ class Clocks:
         lanes: lane name -> its place in a vector.
         lane: node -> the place of its lane, -1 for a node without one.
         position: node -> its number on its lane, from 1 (0 for a node without one).
-        start: node -> how many nodes of each lane are over when it starts.
+        end: node -> how many nodes of each lane are over when it is.
         on_lane: for each lane, its nodes in order.
     """
 
     lanes: Mapping[str, int]
     lane: Sequence[int]
     position: Sequence[int]
-    start: Sequence[Sequence[int]]
+    end: Sequence[tuple[int, ...]]
     on_lane: Sequence[Sequence[int]]
 
-    def end(self, node: int) -> Sequence[int]:
-        """How many nodes of each lane are over when `node` is."""
-        if self.lane[node] < 0:
-            return self.start[node]
-        clock = list(self.start[node])
-        clock[self.lane[node]] = self.position[node]
-        return clock
+    def start(self, node: int) -> tuple[int, ...]:
+        """How many nodes of each lane are over when `node` starts: as at its end, itself apart."""
+        own, clock = self.lane[node], self.end[node]
+        return clock if own < 0 else (*clock[:own], self.position[node] - 1, *clock[own + 1 :])
 
     def before(self, first: int, second: int) -> bool:
-        """Whether `first`, a node with a lane, is always over before `second` starts."""
-        return self.start[second][self.lane[first]] >= self.position[first]
+        """Whether `first`, a node with a lane, is always over before `second`, another node, starts."""
+        lane = self.lane[first]
+        if lane == self.lane[second]:
+            return self.position[first] < self.position[second]
+        return self.end[second][lane] >= self.position[first]
 
 
 def make_clocks(
     order: Iterable[int], lane_of: Sequence[str], predecessors: Mapping[int, Iterable[int]] | Sequence[Iterable[int]]
 ) -> Clocks:
-    """The clocks of nodes 0..len(lane_of)-1. `order` lists each after its predecessors; "" is no lane."""
+    """The clocks of nodes 0..len(lane_of)-1.
+
+    `order` lists each after its predecessors, and the node before it on its lane is one of these or follows from them;
+    "" is no lane.
+    """
     lanes: dict[str, int] = {}
     for name in lane_of:
         if name and name not in lanes:
             lanes[name] = len(lanes)
-    num_nodes = len(lane_of)
-    zero = [0] * len(lanes)
+    zero = (0,) * len(lanes)
     lane = [lanes.get(name, -1) for name in lane_of]
-    position = [0] * num_nodes
-    start: list[Sequence[int]] = [zero] * num_nodes
-    ends: list[Sequence[int]] = [zero] * num_nodes
+    position = [0] * len(lane_of)
+    ends = [zero] * len(lane_of)
     on_lane: list[list[int]] = [[] for _ in lanes]
     for node in order:
-        clock: list[int] = zero
+        clock = zero
         for predecessor in predecessors[node]:
-            clock = list(map(max, clock, ends[predecessor]))
-        start[node] = ends[node] = clock
+            end = ends[predecessor]
+            clock = end if clock is zero else tuple(map(max, clock, end))
         own = lane[node]
         if own >= 0:
             on_lane[own].append(node)
             position[node] = len(on_lane[own])
-            ends[node] = [*clock[:own], position[node], *clock[own + 1 :]]
-    return Clocks(lanes, lane, position, start, on_lane)
+            clock = (*clock[:own], position[node], *clock[own + 1 :])
+        ends[node] = clock
+    return Clocks(lanes, lane, position, ends, on_lane)

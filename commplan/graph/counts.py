@@ -1,12 +1,73 @@
-"""How many modules it takes to see everything that a schedule can do."""
+"""How many modules it takes to see everything that a schedule can do.
+
+A schedule is the same lines over and over, so a finding can depend on the number of modules N only through the ends: which
+indices fall before 0 or past N-1.
+
+Let the reach R be the largest distance between an op and the hook that places or names it (an offset, plus the length of a
+bucket), and L the number of lanes.  Whether a read of module m is ordered after its write is settled by a path of edges from
+the one to the other.  Every edge leads forward, over at most R hooks, to a lane or along one.  Knowledge of the write spreads
+from lane to lane; what R+1 hooks in a row have not added to it, no later one will, as their edges are the same.  So it is
+settled within L(R+1) hooks after the write, and it can only depend on
+  - how far m is from 0, if that is less than R: edges to modules before 0 are missing;
+  - how far m is from N-1, if that is less than L(R+1)+R: hooks past the end have no compute;
+  - where buckets end: on N modulo their lengths, and on N less the tail.
+N up to (L+2)(R+1), the lengths and tails of buckets included, shows every combination of these.  Between values that are sums
+of up to two distances in the schedule, give or take one, no comparison of an index with 0 or N changes, so where R is large
+only these are needed.  Numbers beyond `MAX_MODULES`, longer than any model, are left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from itertools import combinations_with_replacement
+from typing import Final
 
-from commplan.language.spec import ScheduleSpec
+from commplan.graph.place import wire_bytes
+from commplan.language.modules import ModuleTable
+from commplan.language.spec import Fuse, Line, OpLine, OpRef, ScheduleSpec
+from commplan.ops import BUILT_IN_LANES, Section
+
+SMALL_REACH: Final = 6
+"""Up to this reach every number of modules is checked."""
+
+MAX_MODULES: Final = 1500
+"""More modules than this are not checked: enough for every offset that the language has."""
 
 
 def enough_module_counts(spec: ScheduleSpec, params: Mapping[str, int]) -> tuple[int, ...]:
-    """Numbers of modules such that no other number has a finding that none of these has."""
-    return tuple(range(1, 9))
+    """Numbers of modules such that no other number has a finding that none of these has.
+
+    The first is the one that makes the best example: large enough for every line to fall into a hook of its own.
+    """
+    lines = [line for section in Section for line in spec.lines(section)]
+    distances = {abs(ref.index.offset(params)) for line in lines for ref in _refs(line) if not ref.index.every}
+    lengths = {length for line in lines for length in _bucket_lengths(line, params)}
+    tails = {line.fuse.tail.resolve(params) for line in lines if isinstance(line, OpLine) and line.fuse is not None}
+    reach = max(distances, default=0) + max(lengths, default=0)
+    lanes = {line.lane for line in lines if isinstance(line, OpLine)} | {BUILT_IN_LANES[0]}
+    period = min(math.lcm(*lengths), 2 * sum(lengths)) if lengths else 0
+    most = (len(lanes) + 2) * (reach + 1) + period + max(tails, default=0)
+    most = min(most, MAX_MODULES)
+    if reach <= SMALL_REACH:
+        counts = set(range(1, most + 1))
+    else:
+        steps = sorted({0, 1, *distances, *lengths, *tails})
+        sums = {one + other + nudge for one, other in combinations_with_replacement(steps, 2) for nudge in (-1, 0, 1)}
+        counts = {count for count in {*range(1, SMALL_REACH), *sums} if 0 < count <= most}
+    example = min(reach + 3, most)
+    return (example, *sorted(counts - {example}))
+
+
+def _refs(line: Line) -> tuple[OpRef, ...]:
+    return (line.ref, *line.after) if isinstance(line, OpLine) else line.refs
+
+
+def _bucket_lengths(line: Line, params: Mapping[str, int]) -> Iterator[int]:
+    """How many equal modules a bucket of `line` holds."""
+    if isinstance(line, OpLine) and isinstance(line.fuse, Fuse):
+        if line.fuse.modules is not None:
+            yield max(1, line.fuse.modules.resolve(params))
+        elif line.fuse.size_bytes is not None:
+            (module,) = ModuleTable.uniform(1).modules
+            yield max(1, line.fuse.size_bytes.resolve(params) // wire_bytes(module, line))

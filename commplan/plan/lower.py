@@ -94,7 +94,7 @@ def _waits(graph: ScheduleGraph) -> dict[int, tuple[OpId, ...]]:
     found: dict[int, tuple[OpId, ...]] = {}
     last: dict[int, Sequence[int]] = {}
     compute = clocks.lanes[COMPUTE_LANE]
-    nothing = [0] * len(clocks.lanes)
+    nothing = (0,) * len(clocks.lanes)
     for number in graph.order:
         lane = clocks.lane[number]
         if lane < 0:
@@ -102,11 +102,11 @@ def _waits(graph: ScheduleGraph) -> dict[int, tuple[OpId, ...]]:
         if graph.nodes[number].role in (Role.OP, Role.WAIT):
             implied = list(map(max, last.get(lane, nothing), last.get(compute, nothing)))
             missing = [
-                clocks.on_lane[place][count - 1] for place, count in enumerate(clocks.start[number]) if count > implied[place]
+                clocks.on_lane[place][count - 1] for place, count in enumerate(clocks.start(number)) if count > implied[place]
             ]
             needed = [op for op in missing if not any(other != op and clocks.before(op, other) for other in missing)]
             found[number] = _names(graph, sorted(needed, key=graph.rank.__getitem__))
-        last[lane] = clocks.end(number)
+        last[lane] = clocks.end[number]
     return found
 
 

@@ -73,7 +73,7 @@ def _known(clocks: Clocks, node: Sequence[int], step_at: dict[int, int]) -> list
     for compute_node in clocks.on_lane[clocks.lanes[COMPUTE_LANE]]:
         if compute_node not in step_at:
             continue
-        for lane, count in enumerate(clocks.end(compute_node)):
+        for lane, count in enumerate(clocks.end[compute_node]):
             for over in clocks.on_lane[lane][seen[lane] : count]:
                 if over in step_at:
                     known[step_at[over]] = step_at[compute_node]

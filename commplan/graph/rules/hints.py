@@ -8,20 +8,21 @@ from commplan.errors import Related, Rule, Severity, Violation
 from commplan.graph.model import Node, Role, ScheduleGraph
 from commplan.graph.place import HOOK_LINES
 from commplan.graph.rules.rule import GraphRule
+from commplan.language.spec import OpLine
 
 
 def out_of_order(graph: ScheduleGraph) -> Iterator[Violation]:
     """Lines that stand above a line of their hook that they wait for."""
     known: set[tuple[int, int]] = set()
-    for first, second in graph.digraph.edges:
+    for first, second, ref in graph.digraph.edges(data="ref"):
         earlier, later = graph.nodes[first], graph.nodes[second]
-        if earlier.line is None or later.line is None or not _written_later(earlier, later):
+        if ref is None or not isinstance(earlier.line, OpLine) or later.line is None or not _written_later(earlier, later):
             continue
         pair = (id(earlier.line), id(later.line))
         if pair in known:
             continue
         known.add(pair)
-        what = later.line.ref if later.role is Role.OP else "this wait"
+        what = later.line.ref if isinstance(later.line, OpLine) else "this wait"
         yield Violation(
             "CP501",
             f"{earlier.line.ref} is written below {what}, and issued before it",

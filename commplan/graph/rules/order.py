@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from commplan.errors import Related, Rule, Severity, Violation
+from commplan.graph.flow import may_hold, op_lines
 from commplan.graph.model import LateReference, Node, Role, ScheduleGraph
 from commplan.graph.rules.rule import GraphRule, hook_name, node_name
 from commplan.language.spec import OpLine
@@ -47,9 +48,12 @@ def _links(backwards: list[Node]) -> Iterator[Related]:
 
 
 def late_references(graph: ScheduleGraph) -> Iterator[Violation]:
-    """Dependencies on ops that are issued in a later hook."""
+    """Dependencies on ops that are issued in a later hook; not those of lines that stand in a wrong hook themselves."""
+    stray = {id(line) for section, line in op_lines(graph) if not may_hold(section, line, graph)}
     for late in graph.defects.late:
         node, target = graph.nodes[late.node], graph.nodes[late.target]
+        if id(node.line) in stray or id(target.line) in stray:
+            continue
         name, wanted = node_name(node), node_name(target)
         here, there = hook_name(graph, node), hook_name(graph, target)
         when = f"over only when {there} opens" if target.role is Role.COMPUTE else f"issued only in {there}"
