@@ -48,9 +48,11 @@ class _Backward:
         tokens: the end of each op that was issued.
         record: what this rank did, in words that must be equal on every rank.
         irregular_bytes: memory that no plan can foresee: late modules and extra reductions.
+        partial_bytes: partial sums that earlier backwards left.
     """
 
     begin_s: float
+    partial_bytes: int
     cursor: int = 0
     is_collecting: bool = False
     live: dict[int, Instance] = field(default_factory=dict)
@@ -169,7 +171,6 @@ class Executor:
         if not backward.live and not backward.late:
             self._backward = None
             return
-        partial_bytes = self._store.partial_bytes
         checks: list[Token] = []
         if self._control is not None:
             check = self._control.task(Message.BACKWARD, (self._program.digest, *backward.record))
@@ -180,7 +181,7 @@ class Executor:
         for module, instance in backward.extra:
             self._run_alone(module, instance, {Kind.APPLY})
         self._lanes.wait([*self._outstanding(), *checks])
-        self._finish(max(partial_bytes, self._store.partial_bytes))
+        self._finish()
 
     def abort(self) -> None:
         """Drop the backward that is under way, partial sums included, once what is in flight has ended."""
@@ -216,7 +217,7 @@ class Executor:
         if self._backward is None:
             self.raise_failure()
             self._memory.restart_peak()
-            self._backward = _Backward(time.perf_counter())
+            self._backward = _Backward(time.perf_counter(), self._store.partial_bytes)
         return self._backward
 
     def _open_through(self, position: int) -> None:
@@ -311,8 +312,9 @@ class Executor:
         elif instance is not None and buffer.kind is BufferKind.SHARD:
             instance.release_shard(self._memory)
 
-    def _finish(self, partial_bytes: int) -> None:
+    def _finish(self) -> None:
         backward = self._current()
+        partial_bytes = max(backward.partial_bytes, self._store.partial_bytes)
         for instance in backward.instances:
             instance.release_inputs(self._memory)
             instance.release_shard(self._memory)
