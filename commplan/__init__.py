@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 from commplan.compiler import check, compile  # noqa: A004 - as `re.compile`
 from commplan.errors import (
     AttachError,
+    CollectiveTimeoutError,
     CommplanError,
+    DivergenceError,
     ExecutionError,
     PlanError,
+    RankMismatchError,
     ScheduleError,
     UnsupportedError,
     Violation,
@@ -22,18 +25,18 @@ from commplan.language.modules import Module, ModuleTable, Parameter
 from commplan.plan import Plan
 
 if TYPE_CHECKING:
-    from commplan.fsdp2 import attach, describe
+    from commplan.fsdp2 import Attachment, Options, attach, describe
 
 try:
     __version__ = version("commplan")
 except PackageNotFoundError:  # a bare checkout
     __version__ = "0+unknown"
 
-_TORCH_SIDE = ("attach", "describe")
+_TORCH_SIDE = ("Attachment", "Options", "attach", "describe")
 
 
 def __getattr__(name: str) -> Any:
-    """`attach` and `describe`, which need torch."""
+    """`attach` and what belongs to it, which need torch."""
     if name in _TORCH_SIDE:
         from commplan import fsdp2
 
@@ -43,13 +46,18 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "AttachError",
+    "Attachment",
+    "CollectiveTimeoutError",
     "CommplanError",
+    "DivergenceError",
     "ExecutionError",
     "Module",
     "ModuleTable",
+    "Options",
     "Parameter",
     "Plan",
     "PlanError",
+    "RankMismatchError",
     "ScheduleError",
     "UnsupportedError",
     "Violation",

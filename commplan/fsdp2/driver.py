@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from commplan.execute.executor import Executor
 from commplan.fsdp2 import torch_private as private
-from commplan.fsdp2.describe import Group, Orders, root_modules
+from commplan.fsdp2.groups import Group, Orders, root_modules
 from commplan.fsdp2.unit import FsdpUnit
 from commplan.plan.model import Plan
 

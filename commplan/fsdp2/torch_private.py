@@ -108,7 +108,7 @@ def new_group(name: str, ranks: Sequence[int], backend: str, timeout: timedelta)
         members,
         dist.Backend(backend),
         default_store(),
-        name,
+        c10d.GroupName(name),
         timeout=timeout,
         group_desc=name,
     )

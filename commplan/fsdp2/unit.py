@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from commplan.execute.interface import Layout, Reduction
 from commplan.fsdp2 import torch_private as private
-from commplan.fsdp2.describe import Group
+from commplan.fsdp2.groups import Group
 
 
 class FsdpUnit:

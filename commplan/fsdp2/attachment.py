@@ -29,7 +29,7 @@ from commplan.execute.report import BackwardReport
 from commplan.execute.supported import refuse_unsupported
 from commplan.execute.workers import WorkerLanes
 from commplan.fsdp2 import torch_private as private
-from commplan.fsdp2.describe import Group, Orders, find_groups, guess_orders, make_table
+from commplan.fsdp2.groups import Group, Orders, find_groups, guess_orders, make_table
 from commplan.fsdp2.driver import Driver
 from commplan.fsdp2.unit import FsdpUnit
 from commplan.language import resolve
