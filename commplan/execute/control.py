@@ -11,7 +11,7 @@ from enum import IntEnum
 import torch
 import torch.distributed as dist
 
-from commplan.errors import DivergenceError
+from commplan.errors import CollectiveTimeoutError, DivergenceError
 from commplan.execute.lanes import Task
 
 CONTROL_LANE = "control"
@@ -59,11 +59,17 @@ class Control:
         return Task(f"rank check {number}", "", "the control group", start, finish, is_communication=False)
 
     def agree(self, message: Message, record: Sequence[str]) -> None:
-        """Compare at once, on the calling thread. Raises as `task` does."""
+        """Compare at once, on the calling thread. Raises as `task` does, and CollectiveTimeoutError if a rank does not come."""
         task = self.task(message, record)
-        work = task.start()
-        assert work is not None
-        work.wait(self._timeout)
+        try:
+            work = task.start()
+            assert work is not None
+            work.wait(self._timeout)
+        except RuntimeError as error:
+            what = message.name.lower().replace("_", " ")
+            raise CollectiveTimeoutError(
+                f"the ranks {_some(self._ranks)} could not compare their {what}: {error}; a rank did not reach this point"
+            ) from error
         task.finish()
 
     def _explain(self, subject: str, record: Sequence[str]) -> None:

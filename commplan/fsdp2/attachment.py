@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from commplan import compiler
-from commplan.errors import AttachError, CommplanError
+from commplan.errors import AttachError
 from commplan.execute.agreement import REFUSED, agree
 from commplan.execute.control import Control, Message
 from commplan.execute.executor import Executor, Machinery
@@ -29,8 +29,8 @@ from commplan.execute.report import BackwardReport
 from commplan.execute.supported import refuse_unsupported
 from commplan.execute.workers import WorkerLanes
 from commplan.fsdp2 import torch_private as private
-from commplan.fsdp2.groups import Group, Orders, find_groups, guess_orders, make_table
 from commplan.fsdp2.driver import Driver
+from commplan.fsdp2.groups import Group, Orders, find_groups, guess_orders, make_table
 from commplan.fsdp2.unit import FsdpUnit
 from commplan.language import resolve
 from commplan.language.spec import ScheduleSpec
@@ -78,7 +78,7 @@ class Attachment:
         """Give the model back to FSDP2 as it was. Gradients of an unfinished backward are dropped. May be called twice."""
         self._driver.remove()
         while self._groups:
-            dist.destroy_process_group(self._groups.pop())
+            private.end_group(self._groups.pop())
 
     def __enter__(self) -> Self:
         return self
@@ -117,8 +117,9 @@ def attach(
         orders = guess_orders(model, groups)
         plan = compiler.compile(spec, make_table(groups, orders), **params)
         refuse_unsupported(plan)
-    except CommplanError as error:
-        agree(private.default_store(), everyone, rank, {REFUSED: str(error)}, options.timeout_s)
+    except Exception as error:
+        # The others must not wait for this rank.
+        agree(private.default_store(), everyone, rank, {REFUSED: f"{type(error).__name__}: {error}"}, options.timeout_s)
         raise
     agreement = agree(private.default_store(), everyone, rank, _record(spec, plan), options.timeout_s)
     if rank == everyone[0] and all(Axis.REPLICATE not in m.axes for m in plan.modules.modules):
@@ -182,7 +183,7 @@ def _install(prepared: _Prepared, options: Options, agreement: str) -> Attachmen
         if driver is not None:
             driver.remove()
         for process_group in maker.made:
-            dist.destroy_process_group(process_group)
+            private.end_group(process_group)
         raise
     return Attachment(driver, maker.made)
 

@@ -99,7 +99,7 @@ class Driver:
         self.executor.close()
 
     def _replace(self, owner: object, name: str, wrapper: Callable[..., Any]) -> None:
-        """Let `owner.name(...)` be `wrapper(original, ...)`."""
+        """Let `owner.name(...)` be `wrapper(original, ...)`; torch.compile traces it no more than FSDP2's own."""
         original = getattr(owner, name)
         self._replacements.make(owner, name, private.without_dynamo(partial(wrapper, original)))
 

@@ -116,6 +116,12 @@ def new_group(name: str, ranks: Sequence[int], backend: str, timeout: timedelta)
     return group
 
 
+def end_group(group: dist.ProcessGroup) -> None:
+    """Destroy a process group, unless it went with the default one already."""
+    if dist.is_initialized() and group in dist.distributed_c10d._world.pg_map:
+        dist.destroy_process_group(group)
+
+
 def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, never traced by torch.compile; as FSDP2 does with its own hooks."""
     return common._dynamo_disable(function)
