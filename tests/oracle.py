@@ -13,6 +13,7 @@ from commplan.language.spec import Index, OpLine, ScheduleSpec, WaitLine
 from commplan.ops import Kind, Section
 
 REACH = 6
+AXIS_OF = {Kind.ALL_GATHER: "shard", Kind.REDUCE_SCATTER: "shard", Kind.ALL_REDUCE: "replicate", Kind.APPLY: None}
 
 
 class Wrong(Exception):
@@ -201,41 +202,55 @@ def is_right(layout: Layout) -> bool:
         items = layout.items()
     except Wrong:
         return False
-    blocked = {item.name: blocked_by(items, item.name) for item in items}
-    issued = [item.name for item in items]
+    return lines_are_sound(layout) and gradients_are_right(items, layout.num_modules, layout.needed)
 
-    def ordered(first: Item, second: Item) -> bool:
-        return issued.index(first.name) < issued.index(second.name) and second.name in blocked[first.name]
 
-    by_name = {item.name: item for item in items}
+def lines_are_sound(layout: Layout) -> bool:
+    """Axes, hooks of gathers, and `when`: what no timing can show."""
     whens = {}
     for section, line in ((section, line) for section, _, line in layout.lines() if isinstance(line, OpLine)):
-        own_axis = {Kind.APPLY: None, Kind.ALL_REDUCE: "replicate"}.get(line.kind, "shard")
-        if line.axis != own_axis or (line.kind is Kind.ALL_GATHER and section is Section.POST_BACKWARD):
+        if line.axis != AXIS_OF[line.kind] or (line.kind is Kind.ALL_GATHER and section is Section.POST_BACKWARD):
             return False
         whens[line.kind] = line.when
-    both = any(layout.needed(Kind.REDUCE_SCATTER, n) and layout.needed(Kind.ALL_REDUCE, n) for n in range(layout.num_modules))
-    if both and whens.get(Kind.REDUCE_SCATTER) == "last_backward" and whens.get(Kind.ALL_REDUCE) == "every":
-        return False
-    for n in range(layout.num_modules):
-        previous = [by_name[f"compute_{n}"]]
+    if (whens.get(Kind.REDUCE_SCATTER), whens.get(Kind.ALL_REDUCE)) != ("last_backward", "every"):
+        return True
+    modules = range(layout.num_modules)
+    return not any(layout.needed(Kind.REDUCE_SCATTER, n) and layout.needed(Kind.ALL_REDUCE, n) for n in modules)
+
+
+def gradients_are_right(items: list[Item], num_modules: int, needed: Callable[[Kind, int], bool]) -> bool:
+    """Whether every module is gathered, reduced and applied once, each op after what it reads whatever is slow."""
+    place = {item.name: number for number, item in enumerate(items)}
+    blocked = {item.name: blocked_by(items, item.name) for item in items}
+    by_name = {item.name: item for item in items}
+
+    def ordered(first: Item, second: Item) -> bool:
+        return place[first.name] < place[second.name] and second.name in blocked[first.name]
+
+    def once(kind: Kind, n: int) -> list[Item] | None:
+        """The pieces of the one op of a kind for module n; None if there are none or too many."""
+        mine = [item for item in items if item.kind is kind and n in item.modules]
+        families = {item.name.split("_")[0] for item in mine}
+        whole = mine and [item.piece for item in mine] == list(range(mine[0].pieces))
+        return mine if len(families) == 1 and whole else None
+
+    gathers = any(item.kind is Kind.ALL_GATHER for item in items)
+    for n in range(num_modules):
+        compute = by_name[f"compute_{n}"]
+        previous = [compute]
         for kind in (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.APPLY):
-            families = {line.ref.family for _, _, line in layout.lines() if isinstance(line, OpLine) and line.kind is kind}
-            if len(families) > 1:
-                return False
-            mine = [item for item in items if item.kind is kind and n in item.modules and not item.left_out]
-            if layout.needed(kind, n) and not mine:
+            if not needed(kind, n):
+                continue
+            mine = once(kind, n)
+            if mine is None or not all(ordered(compute, item) for item in mine):
                 return False
             for item in mine:
-                sources = [s for s in previous if s.piece == item.piece] if len(previous) == len(mine) else previous
+                sources = [previous[item.piece]] if len(previous) == len(mine) else previous
                 if not all(ordered(source, item) for source in sources):
                     return False
-                if not ordered(by_name[f"compute_{n}"], item):
-                    return False
-            previous = mine or previous
-        gathers = [item for item in items if item.kind is Kind.ALL_GATHER and n in item.modules]
-        if len({item.name.split("_")[0] for item in gathers}) > 1:
-            return False
-        if not all(item.left_out or ordered(item, by_name[f"compute_{n}"]) for item in gathers):
-            return False
+            previous = mine
+        if gathers and needed(Kind.ALL_GATHER, n):
+            mine = once(Kind.ALL_GATHER, n)
+            if mine is None or not all(ordered(item, compute) for item in mine):
+                return False
     return True

@@ -79,16 +79,17 @@ def _what(step: Step) -> str:
 
 
 def _reasons(step: Step) -> str:
-    parts = [f"<- {', '.join(map(str, step.waits))}"] if step.waits else []
+    order = [f"<- {', '.join(map(str, step.waits))}"] if step.waits else []
     implied = _implied(step)
     if implied:
-        parts.append(f"({', '.join(map(str, implied))})")
+        order.append(f"({', '.join(map(str, implied))})")
+    parts = [" ".join(order)] if order else []
     if isinstance(step, OpStep):
         if step.dtype is not None:
             parts.append(f"in {step.dtype}")
         if step.when is not When.EVERY:
-            parts.append("last backward only")
-    return " ".join(parts)
+            parts.append("in the last backward only")
+    return ", ".join(parts)
 
 
 def _implied(step: Step) -> list[OpId]:

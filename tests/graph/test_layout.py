@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commplan import compile as compile_schedule
+from commplan import compiler
 from commplan.graph.timeline import timeline
 from commplan.language.modules import Module, ModuleTable, Parameter
 from commplan.ops import Axis
@@ -56,7 +56,7 @@ root:
 
 
 def test_gathers_count_in_need_order_and_reductions_in_completion_order() -> None:
-    assert layout(compile_schedule(GATHERED, NESTED)) == [
+    assert layout(compiler.compile(GATHERED, NESTED)) == [
         "pre_backward 0: AG_0 AG_1 |AG_0",
         "pre_backward 1: AG_2 |AG_1",
         "post_backward 0: RS_0",
@@ -71,7 +71,7 @@ def test_gathers_count_in_need_order_and_reductions_in_completion_order() -> Non
 
 def test_frozen_modules_are_gathered_and_not_counted() -> None:
     table = ModuleTable(modules=(module("a"), module("frozen", trainable=False), module("b")))
-    assert layout(compile_schedule(GATHERED, table)) == [
+    assert layout(compiler.compile(GATHERED, table)) == [
         "pre_backward 0: AG_0 AG_1 |AG_0",
         "post_backward 0: RS_0",
         "pre_backward 1: AG_2 |AG_1 AR_0",
@@ -82,14 +82,14 @@ def test_frozen_modules_are_gathered_and_not_counted() -> None:
 
 
 def test_a_model_without_anything_to_reduce_has_an_empty_plan() -> None:
-    plan = compile_schedule("pipelined_allreduce", ModuleTable(modules=(module("frozen", trainable=False),)))
+    plan = compiler.compile("pipelined_allreduce", ModuleTable(modules=(module("frozen", trainable=False),)))
     assert layout(plan) == ["root: "]
     assert plan.peak_bytes == 0
     assert Plan.from_json(plan.to_json()) == plan
 
 
 def test_what_falls_past_the_last_hook_is_drained_in_order() -> None:
-    assert layout(compile_schedule("bucketed_pipeline_depth2", 2)) == [
+    assert layout(compiler.compile("bucketed_pipeline_depth2", 2)) == [
         "post_backward 0: RS_0",
         "post_backward 1: |RS_0 AR_0 RS_1",
         "root: |AR_0 apply_0 |RS_1 AR_1 |AR_1 apply_1",
@@ -107,7 +107,7 @@ post_backward:
 root:
   - apply_n: {after: AR_n}
 """
-    assert layout(compile_schedule(text, 2))[-1] == "root: AR_0 RS_1 AR_1 apply_0 apply_1"
+    assert layout(compiler.compile(text, 2))[-1] == "root: AR_0 RS_1 AR_1 apply_0 apply_1"
 
 
 def waits_of(plan: Plan) -> dict[str, set[str]]:
@@ -116,10 +116,10 @@ def waits_of(plan: Plan) -> dict[str, set[str]]:
 
 def test_what_waits_for_an_op_left_out_waits_for_what_that_waited_for() -> None:
     fsdp = ModuleTable(modules=(module("a", axes={Axis.SHARD: 2}), module("b", axes={Axis.SHARD: 2})))
-    found = waits_of(compile_schedule("overlapped_allreduce", fsdp))
+    found = waits_of(compiler.compile("overlapped_allreduce", fsdp))
     assert set(found) == {"RS_0", "RS_1", "apply_0", "apply_1"}
     plain = ModuleTable(modules=(module("a", axes={}), module("b", axes={})))
-    assert waits_of(compile_schedule("overlapped_allreduce", plain)) == {"apply_0": set(), "apply_1": set()}
+    assert waits_of(compiler.compile("overlapped_allreduce", plain)) == {"apply_0": set(), "apply_1": set()}
 
 
 def test_an_op_left_out_keeps_its_place_in_its_lane() -> None:
@@ -132,7 +132,7 @@ post_backward:
   - apply_n: {after: AR_n}
 """
     fsdp = ModuleTable(modules=(module("a", axes={Axis.SHARD: 2}),))
-    assert waits_of(compile_schedule(text, fsdp)) == {"RS_0": set(), "apply_0": {"RS_0"}}
+    assert waits_of(compiler.compile(text, fsdp)) == {"RS_0": set(), "apply_0": {"RS_0"}}
 
 
 FUSED = """\
@@ -147,7 +147,7 @@ root:
 
 
 def test_buckets_run_in_the_hook_of_their_last_member_and_pieces_in_order() -> None:
-    plan = compile_schedule(FUSED, 4)
+    plan = compiler.compile(FUSED, 4)
     assert layout(plan) == [
         "post_backward 0: RS_0[0/2] RS_0[1/2]",
         "post_backward 1: RS_1[0/2] RS_1[1/2] AR_0-1[0/2] AR_0-1[1/2]",
@@ -168,6 +168,6 @@ def test_a_bucket_closes_before_the_member_that_would_exceed_its_bytes() -> None
         )
     )
     text = FUSED.replace("{modules: 2, tail: 1}, chunks: 2", "{bytes: 64}").replace(", chunks: 2", "")
-    names = [name for hook in layout(compile_schedule(text, table)) for name in hook.split() if name.startswith("AR")]
+    names = [name for hook in layout(compiler.compile(text, table)) for name in hook.split() if name.startswith("AR")]
     # Shards are of 16, 16, 32, 80 and 16 bytes.
     assert names == ["AR_0-2", "AR_3", "AR_4"]

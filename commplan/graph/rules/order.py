@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Final
 
 from commplan.errors import Related, Rule, Severity, Violation
 from commplan.graph.flow import may_hold, op_lines
@@ -12,6 +13,9 @@ from commplan.graph.model import LateReference, Node, Role, ScheduleGraph
 from commplan.graph.rules.rule import GraphRule, hook_name, node_name
 from commplan.language.spec import OpLine
 from commplan.ops import KIND_OF_FAMILY
+
+_SHORT_CHARS: Final = 3
+"""Names up to this length are close when half of them agrees."""
 
 
 def cycles(graph: ScheduleGraph) -> Iterator[Violation]:
@@ -70,6 +74,8 @@ def _hint(late: LateReference, graph: ScheduleGraph) -> str:
     target = graph.nodes[late.target]
     if target.op is not None and target.op.first != target.op.last:
         return f"{target.op} runs in the hook of its last member: name a module that far back, or take `fuse` away"
+    if target.role is Role.COMPUTE:
+        return "name the compute of a module that is complete by then, as compute_n in post_backward"
     if late.ref.index.every:
         return f"write {late.ref} in root, where every {late.ref.family} has been issued"
     return f"name a module whose {late.ref.family} is issued by then, or place this line in a later hook (root is the last)"
@@ -79,7 +85,9 @@ def unknown_references(graph: ScheduleGraph) -> Iterator[Violation]:
     """References to ops that no line places."""
     for _, ref in graph.defects.unknown:
         known = [*graph.families, "compute"]
-        close = difflib.get_close_matches(ref.family, known, n=1) or [k for k in known if k.lower() == ref.family.lower()]
+        close = [name for name in known if name.lower() == ref.family.lower()]
+        if ref.family not in KIND_OF_FAMILY:
+            close += difflib.get_close_matches(ref.family, known, n=1, cutoff=0.5 if len(ref.family) <= _SHORT_CHARS else 0.7)
         hint = f"did you mean {close[0]}_{ref.index}?" if close else ""
         if not hint and ref.family == "AG":
             hint = "without AG in the file FSDP2 gathers parameters by itself: take this away, or place AG_n in pre_backward"
