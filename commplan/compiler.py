@@ -20,6 +20,9 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
 )
 """Every rule by its code."""
 
+MAX_SINGLE_PARAMS: Final = 8
+"""More params than this are not taken to their bounds one at a time."""
+
 _DOUBTFUL: Final = ("CP101", "CP102", "CP103")
 """Where a line breaks one of these for some number of modules, that it orders too little for another is no news."""
 
@@ -59,7 +62,7 @@ def check(schedule: Schedule, modules: Any | None = None, params: Mapping[str, i
     tables = None if modules is None else [module_table(modules)]
     found: dict[tuple[str, Span, tuple[Span, ...]], Violation] = {}
     for binding in bindings(spec, given):
-        for table in tables or map(ModuleTable.uniform, module_counts(spec, binding)):
+        for table in tables or map(ModuleTable.uniform, graph.enough_module_counts(spec, binding)):
             for violation in _checked(spec, table, binding)[0]:
                 key = (violation.code, violation.span, tuple(related.span for related in violation.related))
                 found.setdefault(key, violation)
@@ -100,20 +103,19 @@ def module_table(modules: Any) -> ModuleTable:
 
 
 def bindings(spec: ScheduleSpec, given: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """The values of params to check: all at their default, then one at a time at each bound, then all at each bound."""
+    """The values of params to check: all at their default, then (if they are few) one at a time at each bound, then all at
+    each bound.
+    """
     bound = language.bind_params(spec, given)
     free = [param for param in spec.params if param.name not in given]
     lowest = {param.name: param.minimum for param in free}
     highest = {param.name: param.maximum for param in free if param.maximum is not None}
     seen: set[tuple[int, ...]] = set()
     single = [{name: value} for bounds in (lowest, highest) for name, value in bounds.items()]
+    if len(free) > MAX_SINGLE_PARAMS:
+        single = []
     for change in ({}, *single, lowest, highest):
         binding = bound | change
         if tuple(binding.values()) not in seen:
             seen.add(tuple(binding.values()))
             yield binding
-
-
-def module_counts(spec: ScheduleSpec, params: Mapping[str, int]) -> Iterator[int]:
-    """Numbers of modules to check a schedule with, so that no other number has a finding that none of these has."""
-    return iter(graph.enough_module_counts(spec, params))

@@ -216,7 +216,9 @@ class _Draft:
     def link_pair(self, first: int, second: int, ref: OpRef, reason: Reason) -> None:
         """Add one edge, unless `first` is issued in a later hook."""
         if self.nodes[first].hook > self.nodes[second].hook:
-            self.late.setdefault((id(self.nodes[second].line), id(ref)), LateReference(second, first, ref))
+            lines = id(self.nodes[second].line), id(ref)
+            if lines not in self.late or self.nodes[self.late[lines].node].key[1] < 0:  # a hook before the first: no example
+                self.late[lines] = LateReference(second, first, ref)
         elif not self.digraph.has_edge(first, second):
             self.digraph.add_edge(first, second, reason=reason, ref=ref)
 

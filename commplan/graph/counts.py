@@ -13,13 +13,18 @@ settled within L(R+1) hooks after the write, and it can only depend on
   - where buckets end: on N modulo their lengths, and on N less the tail.
 N up to (L+2)(R+1), the lengths and tails of buckets included, shows every combination of these.  Between values that are sums
 of up to two distances in the schedule, give or take one, no comparison of an index with 0 or N changes, so where R is large
-only these are needed.  Numbers beyond `MAX_MODULES`, longer than any model, are left out.
+only these are needed.
+
+Equal modules over both axes are enough, too, `fuse` apart: an op that a module does not need is an empty task in its place, so
+whatever is ordered where all ops run is ordered where some are left out.
+
+Numbers beyond `MAX_MODULES` are left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations_with_replacement
 from typing import Final
 
@@ -33,6 +38,13 @@ SMALL_REACH: Final = 6
 
 MAX_MODULES: Final = 1500
 """More modules than this are not checked: enough for every offset that the language has."""
+
+MAX_WORK: Final = 40_000
+"""Lines, pieces and references times modules.  Files of hundreds of lines, which no schedule needs, are checked for fewer
+numbers of modules.
+"""
+
+USUAL_LANES: Final = 16
 
 
 def enough_module_counts(spec: ScheduleSpec, params: Mapping[str, int]) -> tuple[int, ...]:
@@ -56,7 +68,25 @@ def enough_module_counts(spec: ScheduleSpec, params: Mapping[str, int]) -> tuple
         sums = {one + other + nudge for one, other in combinations_with_replacement(steps, 2) for nudge in (-1, 0, 1)}
         counts = {count for count in {*range(1, SMALL_REACH), *sums} if 0 < count <= most}
     example = min(reach + 3, most)
-    return (example, *sorted(counts - {example}))
+    weight = sum(_weight(line, params) for line in lines) * (1 + len(lanes) // USUAL_LANES)
+    return tuple(_within_budget((example, *sorted(counts - {example})), weight))
+
+
+def _within_budget(counts: Iterable[int], weight: int) -> Iterator[int]:
+    """As many of `counts` as can be checked in about half a second, 1 at least."""
+    spent = 0
+    for count in counts:
+        if spent + count * weight <= MAX_WORK:
+            spent += count * weight
+            yield count
+    if not spent:
+        yield 1
+
+
+def _weight(line: Line, params: Mapping[str, int]) -> int:
+    """How many nodes and edges `line` makes for each module, about."""
+    refs = _refs(line)
+    return len(refs) * line.chunks.resolve(params) if isinstance(line, OpLine) else 1 + len(refs)
 
 
 def _refs(line: Line) -> tuple[OpRef, ...]:

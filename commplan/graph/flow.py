@@ -15,7 +15,9 @@ GRADIENT_KINDS = (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.APPLY)
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One op reads what another writes. A reader or writer that is the compute of a module has no line."""
+    """One op reads what another writes. The backward of a module has no line; as a reader of parameters it stands for
+    whatever compute does from the opening of hook `reader` on.
+    """
 
     writer: int
     reader: int
@@ -87,15 +89,18 @@ class Flow:
                 writer, before = reader, kind
 
     def _parameter_reads(self, family: Family) -> Iterator[Read]:
-        """The backward of a module reads what its AG writes, from the first compute after its pre-backward hook on."""
+        """The backward of a module reads what its AG writes; it begins when its pre-backward hook is over, at the latest
+        when the next hook opens.
+        """
         timeline = self.graph.timeline
-        opened_by = {node.hook: n for n, node in enumerate(self.graph.nodes) if node.role is Role.COMPUTE}
+        openings = [(node.hook, n) for n, node in enumerate(self.graph.nodes) if node.role in (Role.COMPUTE, Role.HOOK)]
+        openings.sort()
         following = 0
         for n, bucket in enumerate(family.buckets):
-            while timeline.post[following] < timeline.pre[n]:
+            while openings[following][0] <= timeline.pre[n]:
                 following += 1
             if not bucket.left_out:
-                yield Read(bucket.nodes[-1], opened_by[timeline.post[following]])
+                yield Read(bucket.nodes[-1], openings[following][1])
 
 
 def _piecewise(writer: Bucket, reader: Bucket) -> Iterator[Read]:

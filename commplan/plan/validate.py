@@ -12,7 +12,7 @@ from commplan.graph.timeline import Timeline, timeline
 from commplan.language.modules import Module
 from commplan.ops import COMPUTE_LANE, TRAITS, WIRE_DTYPES, Kind, OpId, Section, When
 from commplan.plan.buffers import buffers
-from commplan.plan.model import OpStep, Plan, Step, WaitStep
+from commplan.plan.model import Hook, OpStep, Plan, Step, WaitStep
 from commplan.plan.order import StepOrder, lane_of, step_order
 
 MAX_PROBLEMS = 20
@@ -68,7 +68,7 @@ def _ops(plan: Plan, points: Timeline) -> Iterator[str]:
     own = {lane.name for lane in plan.lanes if lane.own_communicator}
     looks: dict[tuple[str, int], OpStep] = {}
     for hook in plan.hooks:
-        here = {Section.PRE_BACKWARD: points.pre, Section.POST_BACKWARD: points.post}.get(hook.section, (points.root,))[hook.n]
+        here = _place(points, hook)
         for step in hook.steps:
             if isinstance(step, WaitStep):
                 continue
@@ -84,6 +84,11 @@ def _ops(plan: Plan, points: Timeline) -> Iterator[str]:
                 first = looks.setdefault((step.op.family, step.op.first), step)
                 if _look(first) != _look(step):
                     yield f"{step.op} and {first.op} are pieces of one op, but not alike"
+
+
+def _place(points: Timeline, hook: Hook) -> int:
+    """The place of a hook in the timeline."""
+    return {Section.PRE_BACKWARD: points.pre, Section.POST_BACKWARD: points.post}.get(hook.section, (points.root,))[hook.n]
 
 
 def _look(step: OpStep) -> tuple[object, ...]:
@@ -167,16 +172,15 @@ class _Order:
             for step in hook.steps:
                 name = str(step.op) if isinstance(step, OpStep) else f"a wait in {hook}"
                 for op in step.after:
-                    if not self.is_over(op, number, hook.section, hook.n):
+                    if not self.is_over(op, number, hook):
                         yield f"{name} may start before {op} is complete, which it names in `after`"
                 number += 1
 
-    def is_over(self, op: OpId, number: int, section: Section, n: int) -> bool:
-        """Whether `op` is complete when a step of a hook starts."""
+    def is_over(self, op: OpId, number: int, hook: Hook) -> bool:
+        """Whether `op` is complete when step `number`, in `hook`, starts."""
         if op.family == TRAITS[Kind.COMPUTE].family:
-            here = {Section.PRE_BACKWARD: self.points.pre, Section.POST_BACKWARD: self.points.post}.get(section)
             known = op.last < len(self.points.post) and op.pieces == 1
-            return known and (here is None or self.points.post[op.last] <= here[n])
+            return known and self.points.post[op.last] <= _place(self.points, hook)
         first = self.order.step_of.get(op)
         return first is not None and first < number and self.order.before(first, number)
 
@@ -242,21 +246,21 @@ class _Order:
         """If the plan gathers, it gathers all that needs to be, and compute waits for it."""
         if not any(kind is Kind.ALL_GATHER for kind, _ in by_kind):
             return
-        openings = {(hook.section, hook.n): node for hook, node in zip(self.plan.hooks, self.order.opening, strict=True)}
+        places = [_place(self.points, hook) for hook in self.plan.hooks]
         following = 0
-        for n, place in enumerate(self.points.need):
-            while self.points.post[following] < self.points.pre[n]:
+        for n, index in enumerate(self.points.need):
+            while places[following] <= self.points.pre[n]:
                 following += 1
-            module = self.plan.modules.modules[place]
+            module = self.plan.modules.modules[index]
             found = by_kind.get((Kind.ALL_GATHER, n))
             if not needs(module, Kind.ALL_GATHER):
                 continue
             if found is None:
                 yield f"module {n} in need order ({module.name}) has no all_gather"
                 continue
-            compute = openings[Section.POST_BACKWARD, following]
-            if not all(self.order.clocks.before(self.order.node[number], compute) for number in found):
-                yield f"compute_{following} may start before {self.op(found[-1])} is complete"
+            begun = self.order.opening[following]
+            if not all(self.order.clocks.before(self.order.node[number], begun) for number in found):
+                yield f"the backward of {module.name} may start before {self.op(found[-1])} is complete"
 
     def memory(self) -> Iterator[str]:
         """Buffers are those that follow from the steps."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
 from commplan import compiler, graph
-from commplan.errors import Span, Violation
+from commplan.errors import Severity, Span, Violation
 from commplan.language import library, parse, resolve
-from commplan.language.modules import ModuleTable
+from commplan.language.modules import Module, ModuleTable, Parameter
+from commplan.ops import Axis
 from tests.random_schedules import schedules
+
+HSDP, FSDP, DDP = {Axis.SHARD: 2, Axis.REPLICATE: 2}, {Axis.SHARD: 2}, {Axis.REPLICATE: 2}
 
 
 def key(violation: Violation) -> tuple[str, Span, tuple[Span, ...]]:
@@ -25,6 +29,20 @@ def test_no_other_number_of_modules_shows_more(text: str) -> None:
     for num_modules in (*range(1, max(counts)), max(counts) + 1, 2 * max(counts)):
         more = compiler.check(spec, num_modules)
         assert {key(violation) for violation in more} <= found, num_modules
+
+
+@given(schedules(fused=False), st.lists(st.sampled_from([HSDP, FSDP, DDP, {}]), min_size=1, max_size=5), st.booleans())
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+def test_what_is_right_where_all_ops_run_is_right_where_some_are_left_out(
+    text: str, axes: list[dict[Axis, int]], resharded: bool
+) -> None:
+    assume(not any(violation.severity is Severity.ERROR for violation in compiler.check(text, len(axes))))
+    parameters = (Parameter(name="w", shape=(8, 8)),)
+    modules = (
+        Module(name=f"m{n}", parameters=parameters, axes=mesh, resharded_after_forward=resharded) for n, mesh in enumerate(axes)
+    )
+    found = compiler.check(text, ModuleTable(modules=tuple(modules)))
+    assert not any(violation.severity is Severity.ERROR for violation in found)
 
 
 FAR = """\

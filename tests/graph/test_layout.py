@@ -69,6 +69,16 @@ def test_gathers_count_in_need_order_and_reductions_in_completion_order() -> Non
     ]
 
 
+def test_parameters_of_an_outer_unit_are_needed_before_its_children_run() -> None:
+    late = GATHERED.replace("wait: AG_n", "wait: AG_<n-1>")
+    assert {violation.code for violation in compiler.check(late, NESTED)} == {"CP201"}
+    by_child = GATHERED.replace("  - wait: AG_n\n", "").replace("post_backward:", "post_backward:\n  - wait: AG_<n+1>")
+    (found,) = compiler.check(by_child, NESTED)
+    assert (found.code, "backward of b2" in found.message) == ("CP201", True)
+    ahead = "\n".join(GATHERED.splitlines()).replace("wait: AG_n", "wait: AG_<n+1>")
+    assert not compiler.check(ahead, NESTED)
+
+
 def test_frozen_modules_are_gathered_and_not_counted() -> None:
     table = ModuleTable(modules=(module("a"), module("frozen", trainable=False), module("b")))
     assert layout(compiler.compile(GATHERED, table)) == [

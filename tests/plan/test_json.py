@@ -51,13 +51,23 @@ def test_there_and_back(schedule: str, num_modules: int) -> None:
     assert again.text() == plan.text()
 
 
-@given(schedules(), st.integers(1, 5))
+@given(schedules(), st.integers(1, 5), st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
-def test_whatever_compiles_is_valid_on_its_own(text: str, num_modules: int) -> None:
+def test_whatever_compiles_is_valid_on_its_own(text: str, num_modules: int, data: st.DataObject) -> None:
+    order = tuple(data.draw(st.permutations(range(num_modules))))
+    table = ModuleTable(modules=ModuleTable.uniform(num_modules).modules, need_order=order)
     try:
-        plan = compiler.compile(text, num_modules)
+        plan = compiler.compile(text, table)
     except ScheduleError:
         assume(False)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@given(st.sampled_from(NAMES), st.permutations(range(6)))
+@settings(max_examples=30, deadline=None)
+def test_the_library_is_right_for_nested_units(name: str, order: list[int]) -> None:
+    table = ModuleTable(modules=ModuleTable.uniform(6).modules, need_order=tuple(order))
+    plan = compiler.compile(name, table)
     assert Plan.from_json(plan.to_json()) == plan
 
 

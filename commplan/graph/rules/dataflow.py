@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from commplan.errors import Related, Rule, Severity, Span, Violation
 from commplan.graph.flow import Flow, Read
-from commplan.graph.model import Role, ScheduleGraph
+from commplan.graph.model import Node, Role, ScheduleGraph
 from commplan.graph.rules.rule import GraphRule, hook_name, node_name, same_module
 from commplan.language.spec import OpLine
 from commplan.ops import Kind, When
@@ -22,9 +22,9 @@ def unordered_reads(graph: ScheduleGraph) -> Iterator[Violation]:
             continue
         writer, reader = graph.nodes[read.writer], graph.nodes[read.reader]
         assert isinstance(writer.line, OpLine)
-        if reader.role is Role.COMPUTE:
+        if reader.role in (Role.COMPUTE, Role.HOOK):
             hint = f"write `- wait: {writer.line.ref.family}_n` in pre_backward"
-            told = f"{reader.op} may start before {writer.op} is complete: compute never waits for it"
+            told = f"the backward of {_owner(graph, writer)} may start before {writer.op} is complete: compute does not wait"
             yield Violation("CP201", told, writer.line.span, hint)
             continue
         assert isinstance(reader.line, OpLine)
@@ -46,10 +46,10 @@ def early_reads(graph: ScheduleGraph) -> Iterator[Violation]:
             continue
         writer, reader = graph.nodes[read.writer], graph.nodes[read.reader]
         assert isinstance(writer.line, OpLine)
-        if reader.role is Role.COMPUTE:
+        if reader.role in (Role.COMPUTE, Role.HOOK):
             yield Violation(
                 "CP202",
-                f"{writer.op} is issued in {hook_name(graph, writer)}, after {reader.op}, which needs what it gathers",
+                f"{writer.op} is issued in {hook_name(graph, writer)}, after the backward of {_owner(graph, writer)} has begun",
                 writer.line.span,
                 f"place {writer.line.ref.family}_n in pre_backward, and `- wait: {writer.line.ref.family}_n` there",
             )
@@ -64,6 +64,12 @@ def early_reads(graph: ScheduleGraph) -> Iterator[Violation]:
             f"issue it later: below {writer.line.ref}, in its hook or a later one, with `after: {wanted}`",
             related=(Related(f"{node_name(writer)} is placed here", writer.line.span),),
         )
+
+
+def _owner(graph: ScheduleGraph, gather: Node) -> str:
+    """The first module whose parameters an all-gather brings."""
+    assert gather.op is not None
+    return graph.module(Kind.ALL_GATHER, gather.op.first).name
 
 
 def _first_of_each_pair(graph: ScheduleGraph, flow: Flow) -> Iterator[Read]:
