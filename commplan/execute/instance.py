@@ -54,7 +54,7 @@ class Instance:
     @classmethod
     def of_partial_sum(cls, unit: Unit, partial: PartialSum) -> Instance:
         """The reduction of a partial sum alone."""
-        return cls(unit, unit.partial_reduction(), partial.layout, True, shard=partial.buffer)
+        return cls(unit, unit.partial_reduction(partial.buffer.dtype), partial.layout, True, shard=partial.buffer)
 
     @property
     def size_bytes(self) -> int:

@@ -105,8 +105,8 @@ class Unit(Protocol):
     def keeps_partial_sum(self) -> bool:
         """False if a partial sum that an earlier backward left is to be all-reduced now, gradients or not."""
 
-    def partial_reduction(self) -> Reduction:
-        """How a partial sum is reduced in a backward that brought no new gradients."""
+    def partial_reduction(self, dtype: torch.dtype) -> Reduction:
+        """How a partial sum of this dtype is reduced in a backward that brought no new gradients."""
 
     def reduce_scatter(self, out: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> dist.Work | None:
         """Start the reduce-scatter of `source` (see `Gradients.pack`) into `out`, shape (layout.numel,)."""

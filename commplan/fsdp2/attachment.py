@@ -29,9 +29,9 @@ from commplan.execute.report import BackwardReport
 from commplan.execute.supported import refuse_unsupported
 from commplan.execute.workers import WorkerLanes
 from commplan.fsdp2 import torch_private as private
-from commplan.fsdp2.driver import Driver
+from commplan.fsdp2.driver import Driver, Recompile
 from commplan.fsdp2.groups import Group, Orders, find_groups, guess_orders, make_table
-from commplan.fsdp2.unit import FsdpUnit
+from commplan.fsdp2.unit import FsdpUnit, OwnGroups
 from commplan.language import resolve
 from commplan.language.spec import ScheduleSpec
 from commplan.ops import Axis
@@ -172,7 +172,7 @@ def _install(prepared: _Prepared, options: Options, agreement: str) -> Attachmen
     maker = _GroupMaker(agreement, options.timeout_s)
     driver: Driver | None = None
     try:
-        units = [FsdpUnit(group, maker.reduce_scatter_group(group)) for group in prepared.groups]
+        units = [FsdpUnit(group, maker.own_groups(group)) for group in prepared.groups]
         control = Control(maker.make(prepared.ranks, "control", "gloo"), options.timeout_s) if options.check_ranks else None
         machinery = Machinery(options.make_lanes(options.timeout_s), options.make_memory(), control)
         executor = Executor(prepared.plan, [units[i] for i in prepared.orders.completion], machinery)
@@ -188,12 +188,12 @@ def _install(prepared: _Prepared, options: Options, agreement: str) -> Attachmen
     return Attachment(driver, maker.made)
 
 
-def _recompiler(prepared: _Prepared, control: Control | None) -> Callable[[Orders], Plan]:
+def _recompiler(prepared: _Prepared, control: Control | None) -> Recompile:
     """Compiles for other orders, and lets no rank run them before all have found the same."""
     params = dict(prepared.plan.params)
 
-    def recompile(orders: Orders) -> Plan:
-        plan = compiler.compile(prepared.spec, make_table(prepared.groups, orders), **params)
+    def recompile(groups: Sequence[Group], orders: Orders) -> Plan:
+        plan = compiler.compile(prepared.spec, make_table(groups, orders), **params)
         if control is not None:
             control.agree(Message.MODULE_ORDER, [m.name for m in plan.modules.modules])
         return plan
@@ -212,7 +212,7 @@ class _GroupMaker:
         self._prefix = prefix
         self.made: list[dist.ProcessGroup] = []
         self._timeout = timedelta(seconds=timeout_s)
-        self._reduce_scatter: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self._own: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
 
     def make(self, ranks: Sequence[int], purpose: str, backend: str) -> dist.ProcessGroup:
         """A new group over `ranks`."""
@@ -220,16 +220,21 @@ class _GroupMaker:
         self.made.append(group)
         return group
 
-    def reduce_scatter_group(self, group: Group) -> dist.ProcessGroup | None:
-        """The group for a parameter group's reduce-scatter.
+    def own_groups(self, group: Group) -> OwnGroups:
+        """The process groups for a parameter group's collectives; those of equal ranks are shared.
 
-        FSDP2 goes on gathering parameters on its shard group from another thread, and one group takes one queue only.
+        One process group takes one queue only.  FSDP2 goes on gathering parameters on its shard group, and a user may
+        reduce whatever on the groups of the mesh, both on the thread of compute while lanes run.
         """
         mesh = private.mesh_facts(group.raw)
-        if mesh.shard is None or mesh.reduce_scatter is not None:
-            return mesh.reduce_scatter
-        ranks = tuple(dist.get_process_group_ranks(mesh.shard))
-        if ranks not in self._reduce_scatter:
-            purpose = f"reduce-scatter {len(self._reduce_scatter)}"
-            self._reduce_scatter[ranks] = self.make(ranks, purpose, dist.get_backend(mesh.shard))
-        return self._reduce_scatter[ranks]
+        return OwnGroups(
+            mesh.reduce_scatter or self._like(mesh.shard, "reduce-scatter"), self._like(mesh.replicate, "all-reduce")
+        )
+
+    def _like(self, model: dist.ProcessGroup | None, purpose: str) -> dist.ProcessGroup | None:
+        if model is None:
+            return None
+        ranks = tuple(dist.get_process_group_ranks(model))
+        if (purpose, ranks) not in self._own:
+            self._own[purpose, ranks] = self.make(ranks, f"{purpose} {len(self._own)}", dist.get_backend(model))
+        return self._own[purpose, ranks]

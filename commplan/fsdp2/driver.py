@@ -19,8 +19,8 @@ from commplan.plan.model import Plan
 
 logger = logging.getLogger("commplan")
 
-Recompile = Callable[[Orders], Plan]
-"""Orders that forwards showed -> the plan for them, once every rank has found the same."""
+Recompile = Callable[[Sequence[Group], Orders], Plan]
+"""Groups, and the orders that forwards showed -> the plan for them, once every rank has found the same."""
 
 
 class ForwardRecord:
@@ -66,7 +66,7 @@ class Driver:
         self, groups: Sequence[Group], units: Sequence[FsdpUnit], orders: Orders, executor: Executor, recompile: Recompile
     ) -> None:
         self.executor = executor
-        self._groups = groups
+        self._groups = list(groups)
         self._units = units
         self._recompile = recompile
         self._record = ForwardRecord()
@@ -170,12 +170,15 @@ class Driver:
             return
         orders = self._merge(self._record.take())
         if orders != self._orders:
-            self.executor.set_plan(self._recompile(orders), [self._units[i] for i in orders.completion])
+            plan = self._recompile(self._groups, orders)
+            self.executor.set_plan(plan, [self._units[i] for i in orders.completion])
             self._use(orders)
         self.executor.begin()
 
     def _merge(self, seen: Orders) -> Orders:
         """The orders in use, as long as what forwards showed fits into them; else what they showed, and the rest behind."""
+        for i in self._frozen:
+            self._groups[i] = self._groups[i].described_anew()
         thawed = tuple(i for i in self._frozen if self._groups[i].is_trainable)
         known = (*self._orders.completion, *thawed)
         completion = _fit(known, [i for i in seen.completion if i in self._place or i in thawed])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ class Group:
     Attributes:
         name: the name of the module that was sharded; with several groups in one module, "name[i]".
         parameter_names: by position in the group.
+        trainable: whether each parameter required a gradient when the group was described; a plan counts on these, and
+            one that is frozen later is merely without a gradient.
         is_gathered: its parameters are whole when backward begins.
     """
 
@@ -29,12 +31,17 @@ class Group:
     raw: private.ParamGroup
     state: private.State
     parameter_names: tuple[str, ...]
+    trainable: tuple[bool, ...]
     is_gathered: bool
 
     @property
     def is_trainable(self) -> bool:
-        """Whether any parameter takes part in reduction now."""
-        return any(p.sharded_param.requires_grad for p in self.raw.fsdp_params)
+        """Whether any parameter took part in reduction when the group was described."""
+        return any(self.trainable)
+
+    def described_anew(self) -> Group:
+        """The group with the parameters that are trainable now."""
+        return replace(self, trainable=private.trainable(self.raw))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,8 @@ def find_groups(model: nn.Module) -> list[Group]:
         for i, raw in enumerate(raws):
             names = tuple(name_of.get(id(p.sharded_param), f"{module_name}.<{j}>") for j, p in enumerate(raw.fsdp_params))
             name = (module_name or "(root)") + (f"[{i}]" if len(raws) > 1 else "")
-            found.append(Group(name, raw, state, names, private.stays_gathered(state, raw, is_root=is_root)))
+            is_gathered = private.stays_gathered(state, raw, is_root=is_root)
+            found.append(Group(name, raw, state, names, private.trainable(raw), is_gathered))
     if not found:
         raise AttachError(
             "the model holds no parameter that is sharded by FSDP2: call torch.distributed.fsdp.fully_shard on its "
@@ -131,7 +139,7 @@ def _row(group: Group) -> Module:
         axes[Axis.REPLICATE] = mesh.replicate.size()
     if mesh.shard is not None:
         axes[Axis.SHARD] = mesh.shard.size()
-    trainable = next((f for f in facts if f.requires_grad), facts[0])
+    trainable = next((f for f, is_trainable in zip(facts, group.trainable, strict=True) if is_trainable), facts[0])
     return Module(
         name=group.name,
         parameters=tuple(
@@ -139,10 +147,10 @@ def _row(group: Group) -> Module:
                 name=name,
                 shape=fact.shape,
                 dtype=_dtype_name(fact.orig_dtype),
-                requires_grad=fact.requires_grad,
+                requires_grad=is_trainable,
                 shard_dim=fact.shard_dim,
             )
-            for name, fact in zip(group.parameter_names, facts, strict=True)
+            for name, fact, is_trainable in zip(group.parameter_names, facts, group.trainable, strict=True)
         ),
         axes=axes,
         reduce_dtype=_dtype_name(trainable.reduce_dtype),

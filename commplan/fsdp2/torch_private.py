@@ -182,10 +182,14 @@ class ParamFacts:
 
     shape: tuple[int, ...]
     shard_dim: int
-    requires_grad: bool
     orig_dtype: torch.dtype
     compute_dtype: torch.dtype
     reduce_dtype: torch.dtype
+
+
+def trainable(group: ParamGroup) -> tuple[bool, ...]:
+    """Whether each parameter of `group` requires a gradient now."""
+    return tuple(p.sharded_param.requires_grad for p in group.fsdp_params)
 
 
 def param_facts(group: ParamGroup) -> list[ParamFacts]:
@@ -199,7 +203,6 @@ def param_facts(group: ParamGroup) -> list[ParamFacts]:
             ParamFacts(
                 tuple(p._orig_size),
                 p.fsdp_placement.dim,
-                p.sharded_param.requires_grad,
                 orig,
                 compute,
                 policy.reduce_dtype or compute,
@@ -340,11 +343,13 @@ class Factors:
     local_divide: float | None
 
 
-def factors(group: ParamGroup, mesh: MeshFacts, dtype: torch.dtype) -> Factors:
-    """FSDP2's own choice for reducing `group` in `dtype`."""
+def factors(
+    group: ParamGroup, shard: dist.ProcessGroup | None, replicate: dist.ProcessGroup | None, dtype: torch.dtype
+) -> Factors:
+    """FSDP2's own choice for reducing `group` in `dtype` over these process groups (None: no such axis)."""
     pre, post, shard_op, replicate_op = collectives._get_gradient_divide_factors(
-        mesh.shard,
-        mesh.replicate,
+        shard,
+        replicate,
         dtype,
         group.device.type,
         group.gradient_divide_factor,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 
@@ -10,50 +12,62 @@ from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.groups import Group
 
 
+@dataclass(frozen=True, slots=True)
+class OwnGroups:
+    """Process groups that only the plan's collectives use, over the ranks of a mesh's axes; None is an axis that it lacks."""
+
+    shard: dist.ProcessGroup | None
+    replicate: dist.ProcessGroup | None
+
+
 class FsdpUnit:
-    """One parameter group. See `commplan.execute.interface.Unit`.
+    """One parameter group. See `commplan.execute.interface.Unit`."""
 
-    Args:
-        group: what is driven.
-        reduce_scatter_group: the process group for its reduce-scatter, over the ranks of its shard group; None without one.
-    """
-
-    def __init__(self, group: Group, reduce_scatter_group: dist.ProcessGroup | None) -> None:
-        self._group = group
-        self._mesh = private.mesh_facts(group.raw)
-        self._reduce_scatter_group = reduce_scatter_group
-        facts = next((f for f in private.param_facts(group.raw) if f.requires_grad), private.param_facts(group.raw)[0])
-        self._orig_dtype = facts.orig_dtype
-        self.reduce_dtype = facts.reduce_dtype
+    def __init__(self, group: Group, own: OwnGroups) -> None:
+        self.raw = group.raw
+        self._name = group.name
+        self._own = own
+        self._facts = private.param_facts(group.raw)
+        self._shard_numels = [private.shard_numel(group.raw, p, self.shard_size) for p in range(len(self._facts))]
 
     @property
     def name(self) -> str:
         """The name of the sharded module."""
-        return self._group.name
+        return self._name
 
     @property
     def device(self) -> torch.device:
         """Where gradients are reduced."""
-        return self._group.raw.device
+        return self.raw.device
+
+    @property
+    def shard_size(self) -> int:
+        """Ranks that share one copy of the parameters."""
+        return 1 if self._own.shard is None else self._own.shard.size()
 
     @property
     def keeps_partial_sum(self) -> bool:
         """FSDP2's flags, as they stand now."""
-        raw = self._group.raw
-        return not (raw.reduce_grads and raw.all_reduce_grads)
+        return not (self.raw.reduce_grads and self.raw.all_reduce_grads)
 
     def take_gradients(self) -> FsdpGradients | None:
         """Do FSDP2's own bookkeeping after a backward of the group; what it left to reduce, if anything."""
-        taken = private.take_gradients(self._group.raw)
-        return FsdpGradients(self, taken) if taken else None
+        taken = private.take_gradients(self.raw)
+        if not taken:
+            return None
+        # FSDP2 asserts that what is trainable in one group has one dtype.
+        reduction = self.partial_reduction(self._facts[next(iter(taken))].reduce_dtype)
+        layout = Layout(tuple(taken), tuple(self._shard_numels[p] for p in taken))
+        all_reduce = reduction.replicate_group is None or self.raw.all_reduce_grads
+        return FsdpGradients(self.raw, taken, layout, reduction, all_reduce)
 
-    def reduction(self, dtype: torch.dtype) -> Reduction:
+    def partial_reduction(self, dtype: torch.dtype) -> Reduction:
         """How FSDP2 would reduce this group in `dtype`."""
-        factors = private.factors(self._group.raw, self._mesh, dtype)
+        factors = private.factors(self.raw, self._own.shard, self._own.replicate, dtype)
         return Reduction(
             dtype,
-            self._reduce_scatter_group,
-            self._mesh.replicate,
+            self._own.shard,
+            self._own.replicate,
             factors.shard_op,
             factors.replicate_op,
             factors.predivide,
@@ -61,40 +75,39 @@ class FsdpUnit:
             factors.local_divide,
         )
 
-    def partial_reduction(self) -> Reduction:
-        """See `Unit`."""
-        return self.reduction(self.reduce_dtype)
-
     def reduce_scatter(self, out: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> dist.Work | None:
         """See `Unit`."""
         assert reduction.shard_group is not None
-        return private.reduce_scatter(self._group.raw, out, source, reduction.shard_group, reduction.shard_op)
+        return private.reduce_scatter(self.raw, out, source, reduction.shard_group, reduction.shard_op)
 
     def apply(self, shard: torch.Tensor, layout: Layout) -> bool:
         """See `Unit`. Casts to the parameters' dtype, then accumulates into `.grad`."""
         with torch.no_grad():
-            gradient = shard.to(self._orig_dtype)
+            gradient = shard.to(self._facts[layout.params[0]].orig_dtype)
             is_view = False
             offset = 0
             for position, numel in zip(layout.params, layout.numels, strict=True):
-                is_view |= private.write_grad(self._group.raw, position, gradient[offset : offset + numel])
+                is_view |= private.write_grad(self.raw, position, gradient[offset : offset + numel])
                 offset += numel
         return is_view and gradient is shard
 
 
+@dataclass(frozen=True, slots=True)
 class FsdpGradients:
     """Gradients of one group. See `commplan.execute.interface.Gradients`."""
 
-    def __init__(self, unit: FsdpUnit, taken: dict[int, torch.Tensor]) -> None:
-        self._raw = unit._group.raw
-        self._taken = taken
-        self.reduction = unit.reduction(unit.reduce_dtype)
-        shard_size = self.reduction.shard_size
-        self.layout = Layout(tuple(taken), tuple(private.shard_numel(self._raw, p, shard_size) for p in taken))
-        self.all_reduce = self.reduction.replicate_group is None or self._raw.all_reduce_grads
-        self.size_bytes = sum(g.nbytes for g in taken.values())
+    raw: private.ParamGroup
+    taken: dict[int, torch.Tensor]
+    layout: Layout
+    reduction: Reduction
+    all_reduce: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the unsharded gradients that were not packed yet."""
+        return sum(g.nbytes for g in self.taken.values())
 
     def pack(self, out: torch.Tensor) -> None:
         """See `Gradients`."""
         with torch.no_grad():
-            private.copy_in(self._raw, self._taken, out, self.reduction.shard_size)
+            private.copy_in(self.raw, self.taken, out, self.reduction.shard_size)

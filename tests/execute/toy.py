@@ -45,12 +45,12 @@ class ToyUnit:
     def num_shards(self) -> int:
         return 1 if self.groups.shard is None else self.groups.shard.size()
 
-    def partial_reduction(self) -> Reduction:
+    def partial_reduction(self, dtype: torch.dtype) -> Reduction:
         sum_ = dist.ReduceOp.SUM
         num_ranks = 1
         for group in (self.groups.shard, self.groups.replicate):
             num_ranks *= 1 if group is None else group.size()
-        return Reduction(torch.float32, self.groups.shard, self.groups.replicate, sum_, sum_, postdivide=float(num_ranks))
+        return Reduction(dtype, self.groups.shard, self.groups.replicate, sum_, sum_, postdivide=float(num_ranks))
 
     def reduce_scatter(self, out: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> dist.Work | None:
         return dist.reduce_scatter_tensor(out, source, reduction.shard_op, reduction.shard_group, async_op=True)
@@ -71,7 +71,7 @@ class ToyGradients:
     def __init__(self, unit: ToyUnit, of: dict[int, torch.Tensor]) -> None:
         self._of = of
         self._num_shards = unit.num_shards
-        self.reduction = unit.partial_reduction()
+        self.reduction = unit.partial_reduction(torch.float32)
         self.all_reduce = unit.all_reduce
         self.layout = Layout(tuple(sorted(of)), tuple(-(-of[p].numel() // self._num_shards) for p in sorted(of)))
         self.size_bytes = sum(g.nbytes for g in of.values())
