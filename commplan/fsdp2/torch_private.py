@@ -283,13 +283,13 @@ def take_gradients(group: ParamGroup) -> dict[int, torch.Tensor]:
         where there is none, or where this backward only accumulates.
     """
     group._training_state = common.TrainingState.POST_BACKWARD
-    for p in group.fsdp_params:
+    # A parameter that was never gathered has no gradient yet, and no place for one.
+    used = [(position, p) for position, p in enumerate(group.fsdp_params) if hasattr(p, "_unsharded_param")]
+    for _, p in used:
         p.accumulate_unsharded_grad_if_needed()
     taken: dict[int, torch.Tensor] = {}
     if group.reduce_grads:
-        for position, p in enumerate(group.fsdp_params):
-            if not hasattr(p, "_unsharded_param"):
-                continue
+        for position, p in used:
             if p.unsharded_accumulated_grad is not None:
                 taken[position] = p.unsharded_accumulated_grad_data
                 p.unsharded_accumulated_grad = None
@@ -301,7 +301,7 @@ def take_gradients(group: ParamGroup) -> dict[int, torch.Tensor]:
     if group.reshard_after_backward:
         group.reshard()
     if not group.reduce_grads:
-        for p in group.fsdp_params:
+        for _, p in used:
             p.to_accumulated_grad_if_needed()
     return taken
 
