@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import networkx as nx
 
@@ -22,9 +23,9 @@ from commplan.graph.model import (
 from commplan.graph.timeline import Timeline, timeline
 from commplan.language.modules import Module, ModuleTable
 from commplan.language.spec import Line, OpLine, OpRef, ScheduleSpec, WaitLine
-from commplan.ops import COMPUTE_LANE, Kind, OpId, Section
+from commplan.ops import COMPUTE_LANE, TRAITS, Kind, OpId, Section
 
-COMPUTE_FAMILY = "compute"
+COMPUTE_FAMILY: Final = TRAITS[Kind.COMPUTE].family
 
 
 def build(spec: ScheduleSpec, table: ModuleTable, params: Mapping[str, int]) -> ScheduleGraph:
@@ -156,10 +157,7 @@ class _Draft:
         """The values of `n` for which a wait for `ref` names something, each with the module it names (-1: all)."""
         num_modules = len(self.modules(kind))
         if ref.index.every:
-            if section is Section.ROOT:
-                yield 0, -1
-            else:
-                yield from ((n, -1) for n in range(num_modules))
+            yield from ((n, -1) for n in range(min(1, num_modules) if section is Section.ROOT else num_modules))
         else:
             offset = ref.index.offset(self.params)
             yield from ((index - offset, index) for index in range(num_modules))

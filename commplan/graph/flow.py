@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from commplan.graph.model import Bucket, Family, Role, ScheduleGraph
 from commplan.language.spec import Line, OpLine
 from commplan.ops import TRAITS, Axis, Kind, Section
 
-GRADIENT_KINDS = (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.APPLY)
+GRADIENT_KINDS: Final = (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.APPLY)
 
 
 @dataclass(frozen=True, slots=True)

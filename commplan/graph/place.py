@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from commplan.graph.timeline import Timeline
 from commplan.language.modules import Module
 from commplan.language.spec import OpLine
 from commplan.ops import ITEMSIZE_BYTES, WIRE_DTYPES, Axis, Kind, Section
 
-ROOT_LINES = 1
-HOOK_LINES = 0
+HOOK_LINES: Final = 0
+ROOT_LINES: Final = 1
+"""What the keys of lines begin with: in root, lines of hooks past the last come before those of root itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 from commplan.graph.place import needs
 from commplan.graph.timeline import Timeline, timeline
@@ -15,9 +16,9 @@ from commplan.plan.buffers import buffers
 from commplan.plan.model import Hook, OpStep, Plan, Step, WaitStep
 from commplan.plan.order import StepOrder, lane_of, step_order
 
-MAX_PROBLEMS = 20
-PRIORITIES = ("normal", "high")
-GRADIENT_KINDS = (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.APPLY)
+MAX_PROBLEMS: Final = 20
+PRIORITIES: Final = ("normal", "high")
+GRADIENT_KINDS: Final = (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.APPLY)
 
 
 def problems(plan: Plan) -> tuple[str, ...]:

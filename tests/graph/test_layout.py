@@ -92,7 +92,17 @@ def test_frozen_modules_are_gathered_and_not_counted() -> None:
 
 
 def test_a_model_without_anything_to_reduce_has_an_empty_plan() -> None:
-    plan = compiler.compile("pipelined_allreduce", ModuleTable(modules=(module("frozen", trainable=False),)))
+    text = """\
+version: 1
+name: barriers
+post_backward:
+  - RS_n: {after: compute_n}
+  - AR_n: {after: RS_n}
+root:
+  - wait: [RS_*, compute_*, AR_n]
+  - apply_n: {after: [AR_n, AR_*]}
+"""
+    plan = compiler.compile(text, ModuleTable(modules=(module("frozen", trainable=False),)))
     assert layout(plan) == ["root: "]
     assert plan.peak_bytes == 0
     assert Plan.from_json(plan.to_json()) == plan
