@@ -85,9 +85,7 @@ def module_table(modules: Any) -> ModuleTable:
     """
     if isinstance(modules, ModuleTable):
         return modules
-    if isinstance(modules, bool) or modules is None:
-        raise CommplanError(f"modules must be a number, a module table or a sharded model, not {modules!r}")
-    if isinstance(modules, int):
+    if isinstance(modules, int) and not isinstance(modules, bool):
         if modules < 1:
             raise CommplanError(f"the number of modules must be at least 1, not {modules}")
         return ModuleTable.uniform(modules)
@@ -97,6 +95,8 @@ def module_table(modules: Any) -> ModuleTable:
         return language.parse_table(modules, "<modules>")
     if isinstance(modules, str | Path):
         return language.load_table(modules)
+    if not hasattr(modules, "named_modules"):
+        raise CommplanError(f"modules must be a number, a module table or a sharded model, not {modules!r}")
     from commplan.fsdp2 import describe
 
     return describe(modules)
