@@ -71,7 +71,7 @@ class TinyTransformer(nn.Module):
 
 
 def shard(
-    model: nn.Module, mesh: DeviceMesh, *, bf16: bool = False, reshard: bool | None = None, **kwargs: object
+    model: nn.Module, mesh: DeviceMesh, *, bf16: bool = False, reshard: bool | int | None = None, **kwargs: object
 ) -> nn.Module:
     """Shard every block, then the root."""
     if bf16:

@@ -13,7 +13,9 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -55,6 +57,9 @@ class Rank:
 def _serve(rank: int, size: int, store_path: str, requests: Connection) -> None:
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
+    # What torch warns of in its own code is not ours to mend.
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", module=r"torch\b")
     store = dist.FileStore(store_path, size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=CASE_TIMEOUT_S))
     here = Rank(rank, size)
@@ -157,6 +162,15 @@ class Worlds:
         if world is None or not world.is_alive:
             world = self._worlds[size] = World(size)
         return world
+
+    @contextmanager
+    def thrown_away(self, size: int) -> Iterator[World]:
+        """A world for a case that may leave processes in no state to go on."""
+        world = World(size)
+        try:
+            yield world
+        finally:
+            world.close()
 
     def close(self) -> None:
         """End all of them."""
