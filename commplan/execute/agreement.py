@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from commplan.errors import RankMismatchError
@@ -44,8 +43,10 @@ def agree(store: Store, ranks: Sequence[int], rank: int, record: Mapping[str, st
         return f"{scope}/{turn}"
     try:
         store.wait(list(keys.values()), timedelta(seconds=timeout_s))
-    except dist.DistStoreError as error:
+    except RuntimeError as error:
         missing = [r for r in ranks if not store.check([keys[r]])]
+        # One that comes later must not take the others for present.
+        store.set(keys[rank], json.dumps({REFUSED: f"it gave up waiting for rank(s) {_listed(missing)}"}))
         raise RankMismatchError(
             f"rank(s) {_listed(missing)} did not attach within {timeout_s:g} s; "
             "every rank has to call attach, as often as the others"

@@ -20,12 +20,16 @@ from commplan.execute.memory import Memory
 from commplan.ops import Kind, OpId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Store:
-    """What outlives an op: live memory, and the partial sums that accumulation keeps between backwards."""
+    """What outlives an op: live memory, and the partial sums that accumulation keeps between backwards.
+
+    `irregular_bytes` adds up what no plan foresees: sums of partial sums over different parameters.
+    """
 
     memory: Memory
     partial_sums: dict[Unit, PartialSum] = field(default_factory=dict)
+    irregular_bytes: int = 0
 
     @property
     def partial_bytes(self) -> int:
@@ -37,23 +41,12 @@ def reduce_scatter(op: OpId, instance: Instance, store: Store) -> Task | None:
     """Pack the gradients, reduce-scatter them, add what an earlier backward left."""
     if instance.gradients is None:
         return None
-    memory = store.memory
     unit, reduction, layout = instance.unit, instance.reduction, instance.layout
-    packed = memory.allocate(layout.numel * reduction.shard_size, reduction.dtype, unit.device)
-    instance.pack(memory, packed)
-    shard = memory.allocate(layout.numel, reduction.dtype, unit.device)
+    packed = store.memory.allocate(layout.numel * reduction.shard_size, reduction.dtype, unit.device)
+    instance.pack(store.memory, packed)
     instance.inputs.append(packed)
-    instance.shard = shard
-    previous = store.partial_sums.pop(unit, None)
-    if previous is not None:
-        instance.inputs.append(previous.buffer)
-        if previous.layout != layout:
-            instance.inputs.append(shard)
-            instance.layout = merge_layouts(previous.layout, layout)
-            instance.shard = memory.allocate(instance.layout.numel, reduction.dtype, unit.device)
-    total, total_layout = instance.shard, instance.layout
-    if not instance.all_reduce:
-        store.partial_sums[unit] = PartialSum(total_layout, total)
+    shard = store.memory.allocate(layout.numel, reduction.dtype, unit.device)
+    add_previous = _accumulate(instance, shard, store)
 
     def start() -> dist.Work | None:
         _divide(packed, reduction.predivide)
@@ -62,38 +55,31 @@ def reduce_scatter(op: OpId, instance: Instance, store: Store) -> Task | None:
         shard.copy_(packed if reduction.local_divide is None else packed / reduction.local_divide)
         return None
 
-    def finish() -> None:
-        if previous is None:
-            return
-        if total is not shard:
-            total.zero_()
-            add_into(total, total_layout, shard, layout)
-        add_into(total, total_layout, previous.buffer, previous.layout)
-
-    return Task(str(op), unit.name, _group_name(reduction.shard_group), start, finish)
+    return Task(str(op), unit.name, _group_name(reduction.shard_group), start, add_previous)
 
 
 def all_reduce(op: OpId, instance: Instance, store: Store) -> Task | None:
-    """All-reduce the shard in place; pack it first where no reduce-scatter did."""
-    if not instance.all_reduce:
-        return None
+    """All-reduce the shard in place; where no reduce-scatter made one, the whole gradients are the shard."""
     reduction = instance.reduction
     if instance.shard is None:
-        shard = store.memory.allocate(instance.layout.numel, reduction.dtype, instance.unit.device)
-        instance.pack(store.memory, shard)
-        _divide(shard, reduction.predivide)
-        _divide(shard, reduction.local_divide)
-        instance.shard = shard
-    reduced = instance.shard
+        whole = store.memory.allocate(instance.layout.numel, reduction.dtype, instance.unit.device)
+        instance.pack(store.memory, whole)
+        _divide(whole, reduction.predivide)
+        _divide(whole, reduction.local_divide)
+        _accumulate(instance, whole, store)()
+    if not instance.all_reduce:
+        return None
+    shard = instance.shard
+    assert shard is not None
 
     def start() -> dist.Work | None:
-        return dist.all_reduce(reduced, reduction.replicate_op, reduction.replicate_group, async_op=True)
+        return dist.all_reduce(shard, reduction.replicate_op, reduction.replicate_group, async_op=True)
 
     return Task(str(op), instance.unit.name, _group_name(reduction.replicate_group), start, nothing)
 
 
 def apply(op: OpId, instance: Instance, store: Store) -> Task | None:
-    """Scale the reduced shard and hand it to `.grad`."""
+    """Scale and cast the reduced shard; the executor writes it to `.grad` when compute is behind this."""
     if not instance.all_reduce:
         return None
     shard = instance.shard
@@ -101,10 +87,40 @@ def apply(op: OpId, instance: Instance, store: Store) -> Task | None:
 
     def start() -> None:
         _divide(shard, instance.reduction.postdivide)
-        instance.is_grad = instance.unit.apply(shard, instance.layout)
-        instance.is_applied = True
+        instance.gradient = instance.unit.cast(shard, instance.layout)
 
     return Task(str(op), instance.unit.name, "this rank", start, nothing, is_communication=False)
+
+
+def _accumulate(instance: Instance, shard: torch.Tensor, store: Store) -> Callable[[], None]:
+    """Let the instance's shard be `shard`, still to be filled, plus the unit's partial sum.
+
+    Returns:
+        What adds the two, for the lane on which `shard` was filled.
+    """
+    layout = instance.layout
+    instance.shard = shard
+    previous = store.partial_sums.pop(instance.unit, None)
+    if previous is not None:
+        instance.inputs.append(previous.buffer)
+        if previous.layout != layout:
+            instance.inputs.append(shard)
+            instance.layout = merge_layouts(previous.layout, layout)
+            instance.shard = store.memory.allocate(instance.layout.numel, shard.dtype, shard.device)
+            store.irregular_bytes += shard.nbytes
+    total, total_layout = instance.shard, instance.layout
+    if not instance.all_reduce:
+        store.partial_sums[instance.unit] = PartialSum(total_layout, total)
+
+    def add() -> None:
+        if previous is None:
+            return
+        if total is not shard:
+            total.zero_()
+            add_into(total, total_layout, shard, layout)
+        add_into(total, total_layout, previous.buffer, previous.layout)
+
+    return add
 
 
 TASKS: Final[Mapping[Kind, Callable[[OpId, Instance, Store], Task | None]]] = MappingProxyType(

@@ -54,9 +54,10 @@ class Control:
 
         def finish() -> None:
             if any(not torch.equal(mine, other) for other in theirs):
-                self._explain(f"{message.name.lower().replace('_', ' ')} {number}", record)
+                self._explain(f"{_words(message)} {number}", [_words(message), *record])
 
-        return Task(f"rank check {number}", "", "the control group", start, finish, is_communication=False)
+        group = f"the control group of ranks {_some(self._ranks)}"
+        return Task(f"rank check {number}", "", group, start, finish, is_communication=False)
 
     def agree(self, message: Message, record: Sequence[str]) -> None:
         """Compare at once, on the calling thread. Raises as `task` does, and CollectiveTimeoutError if a rank does not come."""
@@ -66,9 +67,8 @@ class Control:
             assert work is not None
             work.wait(self._timeout)
         except RuntimeError as error:
-            what = message.name.lower().replace("_", " ")
             raise CollectiveTimeoutError(
-                f"the ranks {_some(self._ranks)} could not compare their {what}: {error}; a rank did not reach this point"
+                f"ranks {_some(self._ranks)} could not compare their {_words(message)}: {error}; one did not reach this point"
             ) from error
         task.finish()
 
@@ -93,6 +93,10 @@ def describe_divergence(subject: str, record_of: dict[int, Sequence[str]]) -> st
         f"ranks disagree on {subject}: rank(s) {_some(odd)} have {found!r} where rank(s) {_some(rest)} have {usual!r}. "
         "Gradients of this step are not to be used."
     )
+
+
+def _words(message: Message) -> str:
+    return message.name.lower().replace("_", " ")
 
 
 def _some(ranks: Sequence[int], limit: int = 8) -> str:

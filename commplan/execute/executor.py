@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from commplan.errors import ExecutionError
 from commplan.execute.collectives import TASKS, Store, placeholder
 from commplan.execute.control import CONTROL_LANE, Control, Message
-from commplan.execute.instance import Instance
+from commplan.execute.instance import Instance, PartialSum
 from commplan.execute.interface import Gradients, Unit
 from commplan.execute.lanes import Lanes, Token
 from commplan.execute.memory import Memory
@@ -83,6 +83,7 @@ class Executor:
         self._control = machinery.control
         self._store = Store(machinery.memory)
         self._backward: _Backward | None = None
+        self._num_backwards = 0
         self.last_report: BackwardReport | None = None
         self.set_plan(plan, units)
 
@@ -167,13 +168,16 @@ class Executor:
             ExecutionError: a collective failed or took too long, or ranks did different things; `.grad` is not to be used.
         """
         backward = self._current()
+        self._num_backwards += 1
         self._postpone_partial_sums()
         if not backward.live and not backward.late:
             self._backward = None
             return
         checks: list[Token] = []
         if self._control is not None:
-            check = self._control.task(Message.BACKWARD, (self._program.digest, *backward.record))
+            # Backwards without a reduction are counted too: ranks that accumulate differently must not meet.
+            head = (f"plan {self._program.digest}", f"backward {self._num_backwards}")
+            check = self._control.task(Message.BACKWARD, (*head, *backward.record))
             checks.append(self._lanes.submit(CONTROL_LANE, check, ()))
         self._open_through(self._program.root - 1)
         self._run_late()
@@ -187,15 +191,26 @@ class Executor:
         """Drop the backward that is under way, partial sums included, once what is in flight has ended."""
         backward, self._backward = self._backward, None
         self._lanes.drain()
-        kept = {id(p.buffer) for p in self._store.partial_sums.values()}
+        buffers = [partial.buffer for partial in self._store.partial_sums.values()]
         for instance in backward.instances if backward is not None else ():
-            if id(instance.shard) in kept:
-                instance.shard = None
-            instance.discard(self._memory)
-        for partial in self._store.partial_sums.values():
-            self._memory.release(partial.buffer)
+            self._memory.drop(instance.held_bytes)
+            buffers.extend(instance.inputs)
+            if instance.shard is not None:
+                buffers.append(instance.shard)
+        # A partial sum is a buffer of the instance that made it, and of the one that adds to it.
+        grads = {id(i.shard) for i in backward.instances if i.is_grad} if backward is not None else set()
+        for buffer in {id(buffer): buffer for buffer in buffers}.values():
+            self._memory.release(buffer, kept=id(buffer) in grads)
         self._store.partial_sums.clear()
         self._lanes.take_intervals()
+
+    def take_partial_sums(self) -> dict[Unit, PartialSum]:
+        """Let go of the partial sums that earlier backwards left, and return them."""
+        assert self._backward is None
+        taken, self._store.partial_sums = self._store.partial_sums, {}
+        for partial in taken.values():
+            self._memory.release(partial.buffer, kept=True)
+        return taken
 
     def pending_ops(self) -> tuple[str, ...]:
         """Names of the ops that the backward under way still owes to modules whose gradients are complete."""
@@ -207,7 +222,7 @@ class Executor:
         return tuple(str(s.op) for s in steps if s.op not in backward.tokens and s.op.first in ready)
 
     def close(self) -> None:
-        """Drop everything and end the lanes."""
+        """Drop everything and end the lanes. Waits for what is in flight, at most the timeout of a collective."""
         self.abort()
         self._lanes.close()
 
@@ -250,9 +265,10 @@ class Executor:
         task = None if instance is None else TASKS[step.kind](step.op, instance, self._store)
         if step.lane == COMPUTE_LANE:
             self._lanes.wait(waits)
-            if task is not None:
+            if task is not None and instance is not None:
                 task.start()
                 task.finish()
+                instance.write()
             token = self._lanes.mark()
         else:
             token = self._lanes.submit(step.lane, task or placeholder(step.op), waits)
@@ -276,6 +292,8 @@ class Executor:
             # Compute's waits are not repeated, so what they implied has to be waited for here.
             waits = [backward.tokens[op] for op in step.after if op in backward.tokens]
             self._run_op(step, instance, waits if instance.last is None else [*waits, instance.last])
+        # Root's waits were thinned out for the plan's order on each lane, in which these ops stand further ahead.
+        self._lanes.wait([i.last for i in backward.late.values() if i.last is not None])
         backward.live.update(backward.late)
 
     def _reduce_again(self, module: int, instance: Instance) -> None:
@@ -310,6 +328,7 @@ class Executor:
         if instance is not None and buffer.kind is BufferKind.RS_INPUT:
             instance.release_inputs(self._memory)
         elif instance is not None and buffer.kind is BufferKind.SHARD:
+            instance.write()
             instance.release_shard(self._memory)
 
     def _finish(self) -> None:
@@ -317,9 +336,12 @@ class Executor:
         partial_bytes = max(backward.partial_bytes, self._store.partial_bytes)
         for instance in backward.instances:
             instance.release_inputs(self._memory)
+            instance.write()
             instance.release_shard(self._memory)
         ops, waits = self._lanes.take_intervals()
-        declared_bytes = self._program.peak_bytes + partial_bytes + backward.irregular_bytes
+        irregular_bytes = backward.irregular_bytes + self._store.irregular_bytes
+        self._store.irregular_bytes = 0
+        declared_bytes = self._program.peak_bytes + partial_bytes + irregular_bytes
         self.last_report = BackwardReport(
             backward.begin_s, time.perf_counter(), ops, waits, self._memory.peak_bytes, declared_bytes
         )

@@ -31,6 +31,8 @@ class Instance:
         shard: the reduced shard, all-reduced in place.
         inputs: what the reduce-scatter reads besides: the packed gradients, a partial sum that is added on the lane.
         last: the token of the last op that touches the shard.
+        gradient: the shard in the parameters' dtype, once the apply has run and until `.grad` has it.
+        is_written: `.grad` has it.
         is_grad: `.grad` views the shard, so it no longer is communication memory.
     """
 
@@ -43,8 +45,9 @@ class Instance:
     shard: torch.Tensor | None = None
     inputs: list[torch.Tensor] = field(default_factory=list)
     last: Token | None = None
+    gradient: torch.Tensor | None = None
+    is_written: bool = False
     is_grad: bool = False
-    is_applied: bool = False
 
     @classmethod
     def of(cls, unit: Unit, gradients: Gradients) -> Instance:
@@ -82,19 +85,17 @@ class Instance:
         while self.inputs:
             memory.release(self.inputs.pop())
 
+    def write(self) -> None:
+        """Give `.grad` what the apply left, on the thread of compute, which must be behind it."""
+        if self.gradient is not None:
+            is_view = self.unit.write(self.gradient, self.layout)
+            self.is_grad = is_view and self.gradient is self.shard
+            self.gradient = None
+            self.is_written = True
+
     def release_shard(self, memory: Memory) -> None:
         """Give back the shard, unless it was left as a partial sum."""
-        if self.shard is not None and self.is_applied:
-            memory.release(self.shard, kept=self.is_grad)
-            self.shard = None
-
-    def discard(self, memory: Memory) -> None:
-        """Give everything back, whatever it is worth."""
-        self.release_inputs(memory)
-        memory.drop(self.held_bytes)
-        self.held_bytes = 0
-        self.gradients = None
-        if self.shard is not None:
+        if self.shard is not None and self.is_written:
             memory.release(self.shard, kept=self.is_grad)
             self.shard = None
 

@@ -31,6 +31,9 @@ class Task:
     finish: Callable[[], None]
     is_communication: bool = True
 
+    def __str__(self) -> str:
+        return " ".join([self.op, *([f"of module {self.module!r}"] if self.module else []), f"on {self.group}"])
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from commplan.ops import Kind, Section
+from commplan.ops import Section
 from commplan.plan.model import Buffer, Hook, OpStep, Plan, Step
 
 
@@ -35,10 +35,6 @@ class Program:
     def root(self) -> int:
         """The position of the root hook."""
         return len(self.hooks) - 1
-
-    def lane_of(self, module: int, kind: Kind) -> str | None:
-        """The lane on which the plan runs the op of this kind for `module`; None if it has none."""
-        return next((step.lane for _, step in self.steps_of.get(module, ()) if step.kind is kind), None)
 
 
 def index_plan(plan: Plan) -> Program:

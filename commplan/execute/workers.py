@@ -193,7 +193,7 @@ class WorkerLanes:
 def timeout_error(task: Task, elapsed_s: float) -> CollectiveTimeoutError:
     """The error of a collective that does not end."""
     return CollectiveTimeoutError(
-        f"{task.op} of module {task.module!r} on {task.group} did not end within {elapsed_s:.1f} s: "
+        f"{task} did not end within {elapsed_s:.1f} s: "
         "a rank of that group did not reach it. Gradients of this step are not complete."
     )
 
@@ -201,6 +201,6 @@ def timeout_error(task: Task, elapsed_s: float) -> CollectiveTimeoutError:
 def _named(error: Exception, task: Task) -> Exception:
     if isinstance(error, ExecutionError):
         return error
-    named = ExecutionError(f"{task.op} of module {task.module!r} on {task.group} failed: {error}")
+    named = ExecutionError(f"{task} failed: {error}")
     named.__cause__ = error
     return named

@@ -30,7 +30,7 @@ from commplan.execute.supported import refuse_unsupported
 from commplan.execute.workers import WorkerLanes
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.driver import Driver, Recompile
-from commplan.fsdp2.groups import Group, Orders, find_groups, guess_orders, make_table
+from commplan.fsdp2.groups import Group, Orders, find_groups, guess_orders, make_table, root_modules
 from commplan.fsdp2.unit import FsdpUnit, OwnGroups
 from commplan.language import resolve
 from commplan.language.spec import ScheduleSpec
@@ -111,7 +111,7 @@ def attach(
         private.require_known_torch()
         groups = find_groups(model)
         everyone = sorted({r for g in groups for r in private.mesh_facts(g.raw).ranks})
-        for problem in _problems(groups):
+        for problem in _problems(model, groups):
             raise AttachError(problem)
         spec = resolve(schedule)
         orders = guess_orders(model, groups)
@@ -121,10 +121,22 @@ def attach(
         # The others must not wait for this rank.
         agree(private.default_store(), everyone, rank, {REFUSED: f"{type(error).__name__}: {error}"}, options.timeout_s)
         raise
-    agreement = agree(private.default_store(), everyone, rank, _record(spec, plan), options.timeout_s)
+    record = _record(spec, plan, groups, options)
+    agreement = agree(private.default_store(), everyone, rank, record, options.timeout_s)
     if rank == everyone[0] and all(Axis.REPLICATE not in m.axes for m in plan.modules.modules):
         logger.warning("the mesh has no replicate axis: all-reduces of schedule %s are left out", spec.name)
-    return _install(_Prepared(model, groups, orders, spec, plan, everyone), options, agreement)
+    prepared = _Prepared(model, groups, orders, spec, plan, everyone)
+    try:
+        attachment = _install(prepared, options, agreement)
+    except Exception as error:
+        agree(private.default_store(), everyone, rank, {REFUSED: f"{type(error).__name__}: {error}"}, options.timeout_s)
+        raise
+    try:
+        agree(private.default_store(), everyone, rank, {}, options.timeout_s)
+    except BaseException:
+        attachment.detach()
+        raise
+    return attachment
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +151,15 @@ class _Prepared:
     ranks: Sequence[int]
 
 
-def _problems(groups: Sequence[Group]) -> Iterator[str]:
+def _problems(model: nn.Module, groups: Sequence[Group]) -> Iterator[str]:
     """Why the model can't be driven, found without touching it."""
+    roots = root_modules(model)
     for group in groups:
-        if replaced := private.replaced_attributes(group.raw):
+        if private.is_inner(group.state) and any(m in roots for m in private.modules(group.state)):
+            yield f"module {group.name!r} is a part of a sharded model, whose root is outside it: attach to the whole model"
+        if private.holds_partial_sum(group.raw):
+            yield f"module {group.name!r} holds a gradient that is not all-reduced yet: attach between steps, after zero_grad"
+        if replaced := private.replaced_attributes(group.raw, group.state):
             yield (
                 f"module {group.name!r} is driven already ({', '.join(replaced)} replaced): "
                 "detach what is attached to the model first"
@@ -156,7 +173,7 @@ def _problems(groups: Sequence[Group]) -> Iterator[str]:
             )
 
 
-def _record(spec: ScheduleSpec, plan: Plan) -> dict[str, str]:
+def _record(spec: ScheduleSpec, plan: Plan, groups: Sequence[Group], options: Options) -> dict[str, str]:
     """What has to be equal on every rank, coarse first."""
     return {
         "the schedule": spec.text,
@@ -164,6 +181,8 @@ def _record(spec: ScheduleSpec, plan: Plan) -> dict[str, str]:
         "the torch release": torch.__version__,
         "the module table": "\n".join(m.model_dump_json() for m in plan.modules.modules) + f"\n{plan.modules.need_order}",
         "the plan": plan.digest,
+        "options": f"timeout_s = {options.timeout_s}\ncheck_ranks = {options.check_ranks}",
+        "FSDP2's settings": "\n".join(f"{group.name}: {private.settings(group.raw)}" for group in groups),
     }
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from commplan.errors import ExecutionError
 from commplan.execute.executor import Executor
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.groups import Group, Orders, root_modules
@@ -89,13 +90,25 @@ class Driver:
             self._replace(group.raw, "pre_backward", partial(self._pre_backward, index))
             self._replace(group.raw, "post_backward", partial(self._post_backward, index))
         for module in root_set:
-            self._handles.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
+            before = private.without_dynamo(self._before_forward)
+            self._handles.append(module.register_forward_pre_hook(before, prepend=True))
 
     def remove(self) -> None:
-        """Put everything back, and end the executor."""
+        """Put everything back, and end the executor. Partial sums go back to FSDP2.
+
+        Raises:
+            ExecutionError: in mid-backward.
+        """
+        if private.in_autograd():
+            raise ExecutionError("detach was called inside a backward; call it when backward has returned")
         while self._handles:
             self._handles.pop().remove()
         self._replacements.undo()
+        if self.executor.in_backward:
+            self._forget()
+        for unit, partial_sum in self.executor.take_partial_sums().items():
+            if isinstance(unit, FsdpUnit):
+                private.give_partial_sum(unit.raw, partial_sum.buffer)
         self.executor.close()
 
     def _replace(self, owner: object, name: str, wrapper: Callable[..., Any]) -> None:
@@ -131,6 +144,8 @@ class Driver:
         return output
 
     def _pre_backward(self, index: int, original: Callable[..., Any], *args: Any) -> None:
+        if torch.is_grad_enabled():
+            raise ExecutionError("create_graph=True is not supported: gradients under a schedule have no graph of their own")
         self._enter()
         if index in self._need_place:
             self.executor.pre_backward(self._need_place[index])
@@ -152,15 +167,20 @@ class Driver:
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Forget a backward that raised: its gradients are lost, and FSDP2 has to forget it too."""
         self.executor.raise_failure()
-        if not self.executor.in_backward or private.in_autograd():
-            return
-        logger.warning(
-            "a backward ended before root, with %s still to run; its gradients and partial sums are dropped",
-            ", ".join(self.executor.pending_ops()) or "no op",
-        )
+        is_unfinished = self.executor.in_backward or any(private.has_queued_callback(root) for root in self._roots)
+        if is_unfinished and not private.in_autograd():
+            logger.warning(
+                "a backward ended before root, with %s still to run; its gradients and partial sums are dropped",
+                ", ".join(self.executor.pending_ops()) or "no op",
+            )
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop a backward that raised, here and in FSDP2."""
         self.executor.abort()
         for root in self._roots:
-            private.reset_iteration(root)
+            if not private.is_inner(root):
+                private.reset_iteration(root)
 
     # Orders.
 
@@ -168,8 +188,15 @@ class Driver:
         """Begin a backward, if none is under way, with the plan that fits the forwards before it."""
         if self.executor.in_backward:
             return
+        for root in self._roots:
+            if private.is_inner(root):
+                raise ExecutionError("a part of a sharded model was attached to, whose root is outside it: attach to the whole")
+        for group in self._groups:
+            for refusal in private.refusals(group.raw):
+                raise ExecutionError(f"module {group.name!r} {refusal}")
+        known = self._groups
         orders = self._merge(self._record.take())
-        if orders != self._orders:
+        if orders != self._orders or self._groups != known:
             plan = self._recompile(self._groups, orders)
             self.executor.set_plan(plan, [self._units[i] for i in orders.completion])
             self._use(orders)
@@ -177,8 +204,7 @@ class Driver:
 
     def _merge(self, seen: Orders) -> Orders:
         """The orders in use, as long as what forwards showed fits into them; else what they showed, and the rest behind."""
-        for i in self._frozen:
-            self._groups[i] = self._groups[i].described_anew()
+        self._groups = [group.with_thawed() for group in self._groups]
         thawed = tuple(i for i in self._frozen if self._groups[i].is_trainable)
         known = (*self._orders.completion, *thawed)
         completion = _fit(known, [i for i in seen.completion if i in self._place or i in thawed])

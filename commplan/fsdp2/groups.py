@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -39,9 +40,12 @@ class Group:
         """Whether any parameter took part in reduction when the group was described."""
         return any(self.trainable)
 
-    def described_anew(self) -> Group:
-        """The group with the parameters that are trainable now."""
-        return replace(self, trainable=private.trainable(self.raw))
+    def with_thawed(self) -> Group:
+        """The group, with parameters that have come to require a gradient."""
+        now = private.trainable(self.raw)
+        if all(known or not is_trainable for known, is_trainable in zip(self.trainable, now, strict=True)):
+            return self
+        return replace(self, trainable=tuple(map(operator.or_, self.trainable, now)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import _common_utils as common_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from torch.distributed.fsdp._fully_shard import _fsdp_common as common
 from torch.distributed.fsdp._fully_shard import _fsdp_param as param
@@ -32,6 +33,7 @@ from commplan.errors import AttachError
 
 ParamGroup = param_group.FSDPParamGroup
 State = state.FSDPState
+FINAL_CALLBACK: Final = "_root_post_backward_final_callback"
 ReduceOp = dist.ReduceOp | dist.ReduceOp.RedOpType
 
 RELIED_ON: Final[tuple[Callable[..., Any], ...]] = (
@@ -46,6 +48,9 @@ RELIED_ON: Final[tuple[Callable[..., Any], ...]] = (
     State._reset_iter_state,
     param.FSDPParam.accumulate_unsharded_grad_if_needed,
     param.FSDPParam.to_accumulated_grad_if_needed,
+    param.FSDPParam.init_dtype_attrs,
+    param.FSDPParam.to_sharded_dtensor,
+    param.FSDPParam._get_grad_inner_tensor,
     collectives._get_gradient_divide_factors,
     collectives.foreach_reduce_scatter_copy_in,
     common._get_dim0_padded_size,
@@ -53,7 +58,7 @@ RELIED_ON: Final[tuple[Callable[..., Any], ...]] = (
 )
 """Functions whose behaviour commplan replaces, repeats or calls. `foreach_reduce` is not called, and so may be wrapped."""
 
-KNOWN_FINGERPRINTS: Final[Mapping[str, str]] = MappingProxyType({"78ac65b0d4f54c38": "2.13"})
+KNOWN_FINGERPRINTS: Final[Mapping[str, str]] = MappingProxyType({"faa7a0d41166da1f": "2.13"})
 """Fingerprint -> the torch release that has it."""
 
 
@@ -160,20 +165,26 @@ def has_queued_callback(of: State) -> bool:
     return of._state_ctx.post_backward_final_callback_queued
 
 
+def is_inner(of: State) -> bool:
+    """Whether a forward showed that this state has a sharded module above it."""
+    return of._is_root is False
+
+
 def reset_iteration(of: State) -> None:
-    """Let a root forget an iteration that ended in an exception."""
+    """Let a root forget an iteration that ended in an exception, whole gradients that wait in its groups included."""
     of._reset_iter_state()
+    for inner in of._state_ctx.all_states:
+        for group in inner._fsdp_param_groups:
+            for p in group.fsdp_params:
+                p.unsharded_accumulated_grad = None
+                if hasattr(p, "_unsharded_param"):
+                    p._unsharded_param.grad = None
 
 
 def registers_post_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether FSDP2 hung its post-backward on one of these inputs of a forward."""
-    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
-    return any(
-        isinstance(leaf, torch.Tensor)
-        and leaf.grad_fn is not None
-        and leaf.grad_fn.name() == "RegisterPostBackwardFunctionBackward"
-        for leaf in leaves
-    )
+    tensors = common_utils.collect_grad_tensors((args, kwargs))
+    return any(t.grad_fn is not None and t.grad_fn.name() == "RegisterPostBackwardFunctionBackward" for t in tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,11 +257,36 @@ def refusals(group: ParamGroup) -> Iterator[str]:
     """Settings of `group` that a plan can't honour, in words."""
     if group._all_reduce_hook is not None:
         yield "has an all-reduce hook (set_all_reduce_hook), but a schedule owns its all-reduce; remove the hook"
+    if type(group._reduce_scatter_comm) is not collectives.DefaultReduceScatter:
+        yield (
+            f"has a reduce-scatter of its own ({type(group._reduce_scatter_comm).__name__}), which lanes can't drive; "
+            "leave FSDP2's default"
+        )
 
 
-def replaced_attributes(group: ParamGroup) -> tuple[str, ...]:
-    """Methods of `group` that somebody replaced on the instance."""
-    return tuple(name for name in ("pre_forward", "post_forward", "pre_backward", "post_backward") if name in vars(group))
+def settings(group: ParamGroup) -> str:
+    """The settings of `group` that change its collectives, in words."""
+    return (
+        f"gradient divide factor {group.gradient_divide_factor}, sums forced {group.force_sum_reduction_for_comms}, "
+        f"unused parameters reduced {group.reduce_scatter_unused_params}, "
+        f"separate reduce-scatter group {mesh_facts(group).reduce_scatter is not None}"
+    )
+
+
+def holds_partial_sum(group: ParamGroup) -> bool:
+    """Whether FSDP2 itself keeps a shard that it did not all-reduce yet."""
+    return group._partial_reduce_output is not None
+
+
+def give_partial_sum(group: ParamGroup, shard: torch.Tensor) -> None:
+    """Let FSDP2 keep this shard, as it would have itself."""
+    group._partial_reduce_output = shard
+
+
+def replaced_attributes(group: ParamGroup, of: State) -> tuple[str, ...]:
+    """Methods of `group` and its state that somebody replaced on the instance."""
+    names = ("pre_forward", "post_forward", "pre_backward", "post_backward")
+    return (*(name for name in names if name in vars(group)), *((FINAL_CALLBACK,) if FINAL_CALLBACK in vars(of) else ()))
 
 
 class Replacements:
@@ -270,9 +306,6 @@ class Replacements:
         while self._made:
             owner, name = self._made.pop()
             vars(owner).pop(name, None)
-
-
-FINAL_CALLBACK: Final = "_root_post_backward_final_callback"
 
 
 def take_gradients(group: ParamGroup) -> dict[int, torch.Tensor]:
@@ -361,9 +394,8 @@ def factors(
 def reduce_scatter(
     group: ParamGroup, out: torch.Tensor, source: torch.Tensor, process_group: dist.ProcessGroup, op: ReduceOp
 ) -> dist.Work | None:
-    """Start FSDP2's reduce-scatter, a user's own implementation of it included."""
-    work = group._reduce_scatter_comm(output_tensor=out, input_tensor=source, group=process_group, op=op, async_op=True)
-    return work if isinstance(work, dist.Work) else None
+    """Start FSDP2's own reduce-scatter."""
+    return group._reduce_scatter_comm(output_tensor=out, input_tensor=source, group=process_group, op=op, async_op=True)
 
 
 def write_grad(group: ParamGroup, position: int, flat: torch.Tensor) -> bool:

@@ -80,16 +80,19 @@ class FsdpUnit:
         assert reduction.shard_group is not None
         return private.reduce_scatter(self.raw, out, source, reduction.shard_group, reduction.shard_op)
 
-    def apply(self, shard: torch.Tensor, layout: Layout) -> bool:
-        """See `Unit`. Casts to the parameters' dtype, then accumulates into `.grad`."""
+    def cast(self, shard: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """See `Unit`."""
+        return shard.to(self._facts[layout.params[0]].orig_dtype)
+
+    def write(self, gradient: torch.Tensor, layout: Layout) -> bool:
+        """See `Unit`."""
+        is_view = False
+        offset = 0
         with torch.no_grad():
-            gradient = shard.to(self._facts[layout.params[0]].orig_dtype)
-            is_view = False
-            offset = 0
             for position, numel in zip(layout.params, layout.numels, strict=True):
                 is_view |= private.write_grad(self.raw, position, gradient[offset : offset + numel])
                 offset += numel
-        return is_view and gradient is shard
+        return is_view
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,11 @@ class ToyUnit:
     def reduce_scatter(self, out: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> dist.Work | None:
         return dist.reduce_scatter_tensor(out, source, reduction.shard_op, reduction.shard_group, async_op=True)
 
-    def apply(self, shard: torch.Tensor, layout: Layout) -> bool:
-        for param, part in zip(layout.params, shard.split(layout.numels), strict=True):
+    def cast(self, shard: torch.Tensor, layout: Layout) -> torch.Tensor:
+        return shard
+
+    def write(self, gradient: torch.Tensor, layout: Layout) -> bool:
+        for param, part in zip(layout.params, gradient.split(layout.numels), strict=True):
             self.grads[param] = self.grads[param] + part if param in self.grads else part.clone()
         return False
 
