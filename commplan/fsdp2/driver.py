@@ -153,6 +153,9 @@ class Driver:
 
     def _post_backward(self, index: int, original: Callable[..., Any], *args: Any) -> None:
         self._enter()
+        self._complete(index)
+
+    def _complete(self, index: int) -> None:
         gradients = self._units[index].take_gradients()
         if gradients is not None:
             self.executor.complete(self._place[index], gradients)
@@ -160,6 +163,9 @@ class Driver:
     def _final_callback(self, original: Callable[..., Any]) -> None:
         self._enter()
         with self.executor.collecting():
+            for index, group in enumerate(self._groups):
+                if private.has_leftover(group.raw):
+                    self._complete(index)
             original()
         if not any(private.has_queued_callback(root) for root in self._roots):
             self.executor.root()

@@ -339,6 +339,18 @@ def take_gradients(group: ParamGroup) -> dict[int, torch.Tensor]:
     return taken
 
 
+def has_leftover(group: ParamGroup) -> bool:
+    """Whether gradients arrived after the group's post-backward.
+
+    FSDP2 registers none for the second of two recomputations of a module in one backward, and would lose them.
+    """
+    return (
+        group.reduce_grads
+        and group._training_state is common.TrainingState.POST_BACKWARD
+        and any(hasattr(p, "_unsharded_param") and p._unsharded_param.grad is not None for p in group.fsdp_params)
+    )
+
+
 def shard_numel(group: ParamGroup, position: int, shard_size: int) -> int:
     """Elements of one parameter's flat shard, padding included."""
     p = group.fsdp_params[position]
