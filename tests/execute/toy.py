@@ -63,6 +63,14 @@ class ToyUnit:
             self.grads[param] = self.grads[param] + part if param in self.grads else part.clone()
         return False
 
+    def shard_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole gradient, padded with zeros."""
+        numel = -(-whole.numel() // self.num_shards)
+        padded = torch.zeros(numel * self.num_shards)
+        padded[: whole.numel()] = whole
+        at = 0 if self.groups.shard is None else self.groups.shard.rank()
+        return padded[at * numel : (at + 1) * numel]
+
     def gradients(self, of: dict[int, torch.Tensor]) -> ToyGradients:
         """Complete gradients: parameter -> whole gradient."""
         return ToyGradients(self, dict(of))
@@ -75,7 +83,7 @@ class ToyGradients:
         self._of = of
         self._num_shards = unit.num_shards
         self.reduction = unit.partial_reduction(torch.float32)
-        self.all_reduce = unit.all_reduce
+        self.all_reduce = unit.all_reduce or unit.groups.replicate is None
         self.layout = Layout(tuple(sorted(of)), tuple(-(-of[p].numel() // self._num_shards) for p in sorted(of)))
         self.size_bytes = sum(g.nbytes for g in of.values())
 
@@ -84,7 +92,7 @@ class ToyGradients:
         rows.zero_()
         offset = 0
         for param, numel in zip(self.layout.params, self.layout.numels, strict=True):
-            padded = torch.zeros(numel * self._num_shards)
+            padded = out.new_zeros(numel * self._num_shards)
             padded[: self._of[param].numel()] = self._of[param]
             rows[:, offset : offset + numel] = padded.view(self._num_shards, numel)
             offset += numel

@@ -1,0 +1,142 @@
+"""Safeguards of the executor, each taken away: what a test must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from commplan.execute import collectives
+from commplan.execute.executor import Executor
+from commplan.execute.instance import Instance
+from commplan.ops import Kind
+from commplan.plan.model import Buffer, BufferKind, OpStep, WaitStep
+
+Mutant = Callable[[], Any]
+
+
+def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> Any:
+    """Let method `name` be `wrapper(original, self, ...)`."""
+    original = getattr(owner, name)
+    return patch.object(owner, name, lambda *args, **kwargs: wrapper(original, *args, **kwargs))
+
+
+def waits_do_nothing() -> Any:
+    """`wait:` lines are skipped."""
+
+    def run_step(original: Any, self: Executor, number: int, step: Any) -> None:
+        original(self, number, replace(step, waits=()) if isinstance(step, WaitStep) else step)
+
+    return _wrap(Executor, "_run_step", run_step)
+
+
+def ops_of_a_kind_wait_for_nothing(kind: Kind) -> Mutant:
+    """Ops of a kind start whatever they should wait for."""
+
+    def run_op(original: Any, self: Executor, step: OpStep, instance: Any, waits: list[Any]) -> None:
+        original(self, step, instance, [] if step.kind is kind else waits)
+
+    return lambda: _wrap(Executor, "_run_op", run_op)
+
+
+def every_shard_is_released_in_its_hook() -> Any:
+    """Reduced shards are given back when the first step after their reduce-scatter is over."""
+
+    def run_step(original: Any, self: Executor, number: int, step: Any) -> None:
+        original(self, number, step)
+        if isinstance(step, OpStep) and step.kind is Kind.ALL_REDUCE:
+            instance = self._current().live.get(step.op.first)
+            if instance is not None and instance.shard is not None:
+                self._memory.release(instance.shard)
+                self._memory.hold(instance.shard.nbytes)
+
+    return _wrap(Executor, "_run_step", run_step)
+
+
+def inputs_are_released_when_issued() -> Any:
+    """A reduce-scatter's input is given back before it ran."""
+
+    def run_op(original: Any, self: Executor, step: OpStep, instance: Instance | None, waits: list[Any]) -> None:
+        original(self, step, instance, waits)
+        if instance is not None and step.kind is Kind.REDUCE_SCATTER:
+            instance.release_inputs(self._memory)
+
+    return _wrap(Executor, "_run_op", run_op)
+
+
+def inputs_are_never_released() -> Any:
+    """Reduce-scatter inputs live until the end of root."""
+
+    def free(original: Any, self: Executor, buffer: Buffer) -> None:
+        if buffer.kind is not BufferKind.RS_INPUT:
+            original(self, buffer)
+
+    return _wrap(Executor, "_free", free)
+
+
+def partial_sums_are_dropped() -> Any:
+    """What an earlier backward left is forgotten."""
+
+    def begin(original: Any, self: Executor) -> None:
+        if self._backward is None:
+            self._store.partial_sums.clear()
+        original(self)
+
+    return _wrap(Executor, "begin", begin)
+
+
+def partial_sums_are_added_by_position() -> Any:
+    """Partial sums are added whatever parameters they hold."""
+
+    def add(total: Any, layout: Any, part: Any, part_layout: Any) -> None:
+        total[: part.numel()] += part
+
+    return patch.object(collectives, "add_into", add)
+
+
+def root_does_not_wait() -> Any:
+    """Root returns while lanes still work."""
+    return patch.object(Executor, "_outstanding", lambda self: [])
+
+
+def postdivide_is_forgotten() -> Any:
+    """The factor after reduction is left out."""
+    return patch.object(collectives, "_divide", lambda tensor, factor: None)
+
+
+def skipped_ops_hold_no_place() -> Any:
+    """An op with nothing to do is not queued, so what waits for it waits for nothing."""
+
+    def run_op(original: Any, self: Executor, step: OpStep, instance: Instance | None, waits: list[Any]) -> None:
+        if instance is None:
+            self._current().tokens[step.op] = self._lanes.mark()
+        else:
+            original(self, step, instance, waits)
+
+    return _wrap(Executor, "_run_op", run_op)
+
+
+MUTANTS: Mapping[str, Mutant] = {
+    "waits do nothing": waits_do_nothing,
+    "AR waits for nothing": ops_of_a_kind_wait_for_nothing(Kind.ALL_REDUCE),
+    "apply waits for nothing": ops_of_a_kind_wait_for_nothing(Kind.APPLY),
+    "shards are released early": every_shard_is_released_in_its_hook,
+    "inputs are released early": inputs_are_released_when_issued,
+    "inputs are released late": inputs_are_never_released,
+    "partial sums are dropped": partial_sums_are_dropped,
+    "partial sums are added by position": partial_sums_are_added_by_position,
+    "factors are forgotten": postdivide_is_forgotten,
+}
+"""What is taken away -> how."""
+
+
+@contextmanager
+def mutated(name: str | None) -> Iterator[None]:
+    """Without that safeguard; None: with all of them."""
+    if name is None:
+        yield
+        return
+    with MUTANTS[name]():
+        yield

@@ -1,0 +1,62 @@
+"""An HSDP that is not FSDP2, driven through the same interface; and an executor without its safeguards, which must be noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from commplan.execute.memory import Memory
+from commplan.execute.workers import WorkerLanes
+from tests.execute import scenarios
+from tests.execute.mutants import MUTANTS
+from tests.execute.toy import Groups
+from tests.worlds import parity
+from tests.worlds.lazy import LazyLanes, PoisonedMemory
+from tests.worlds.world import Rank, Worlds
+
+NUM_SCENARIOS = 240
+
+
+def make_groups(here: Rank, shape: tuple[int, int]) -> dict[str, Groups]:
+    mesh = here.mesh(shape)
+    shard, replicate = mesh.get_group("shard"), mesh.get_group("replicate")
+    return {"both": Groups(shard, replicate), "shard": Groups(shard, None), "replicate": Groups(None, replicate)}
+
+
+def run_many(here: Rank, shape: tuple[int, int], seeds: range, lazy: bool) -> None:
+    groups = make_groups(here, shape)
+    for seed in seeds:
+        scenario = scenarios.make(seed, parity.SCHEDULES)
+        lanes = LazyLanes(60) if lazy else WorkerLanes(60)
+        memory = PoisonedMemory() if lazy else Memory()
+        problems = scenarios.run(scenario, here.rank, groups, lanes, memory)
+        assert not problems, (scenario, problems)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4)])
+def test_lazy_lanes(worlds: Worlds, shape: tuple[int, int]) -> None:
+    worlds.of(4).run(run_many, shape=shape, seeds=range(NUM_SCENARIOS), lazy=True)
+
+
+def test_workers(worlds: Worlds) -> None:
+    worlds.of(4).run(run_many, shape=(2, 2), seeds=range(NUM_SCENARIOS // 4), lazy=False)
+
+
+def first_noticed(here: Rank, mutant: str, seeds: range) -> list[str]:
+    """What is wrong with a mutant in the first scenario in which something is."""
+    groups = make_groups(here, (2, 2))
+    with MUTANTS[mutant]():
+        for seed in seeds:
+            scenario = scenarios.make(seed, parity.SCHEDULES)
+            try:
+                problems = scenarios.run(scenario, here.rank, groups, LazyLanes(60), PoisonedMemory())
+            except (AssertionError, KeyError) as error:
+                problems = [repr(error)]
+            if problems:
+                return problems
+    return []
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_die(worlds: Worlds, mutant: str) -> None:
+    found = worlds.of(4).run(first_noticed, mutant=mutant, seeds=range(NUM_SCENARIOS))
+    assert all(found), found
