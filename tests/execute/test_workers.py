@@ -1,0 +1,182 @@
+"""Lanes as worker threads: order, waits, failures, stuck collectives, and no thread left behind."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+
+from commplan.errors import CollectiveTimeoutError, ExecutionError
+from commplan.execute.lanes import Task
+from commplan.execute.workers import WorkerLanes
+
+PATIENCE_S = 60
+
+
+def nothing() -> None:
+    """No work."""
+
+
+def task(start: Callable[[], object] = nothing, finish: Callable[[], None] = nothing, op: str = "AR_3") -> Task:
+    return Task(op, "b.1", "the group of ranks [0, 2]", start, finish)  # type: ignore[arg-type]
+
+
+class Handle:
+    """A collective that ends when told to, or fails as gloo does."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def wait(self, timeout: timedelta) -> None:
+        if not self.over.wait(timeout.total_seconds()):
+            raise RuntimeError("Timed out waiting for the peer")
+
+
+@pytest.fixture
+def lanes() -> Iterator[WorkerLanes]:
+    before = threading.active_count()
+    made = WorkerLanes(PATIENCE_S)
+    yield made
+    made.close()
+    assert threading.active_count() == before
+
+
+def test_random_programs_keep_order_and_waits(lanes: WorkerLanes) -> None:
+    """Each task sees that its predecessor on the lane and all that it waits for are over."""
+    draw = random.Random(0)
+    over: list[bool] = []
+    tokens = []
+    broken: list[int] = []
+    last: dict[str, int] = {}
+    for number in range(300):
+        lane = draw.choice(("shard", "replicate", "outer"))
+        waits = draw.sample(range(number), min(number, draw.randint(0, 3)))
+        before = [*waits, *([last[lane]] if lane in last else [])]
+
+        def start(before: list[int] = before, number: int = number) -> None:
+            if not all(over[b] for b in before):
+                broken.append(number)
+
+        def finish(number: int = number) -> None:
+            over[number] = True
+
+        over.append(False)
+        tokens.append(lanes.submit(lane, task(start, finish, f"op_{number}"), [tokens[w] for w in waits]))
+        last[lane] = number
+        if draw.random() < 0.05:
+            lanes.wait([tokens[-1]])
+            assert over[number]
+    lanes.wait(tokens)
+    assert all(over)
+    assert not broken
+    ops, _ = lanes.take_intervals()
+    assert len(ops) == 300
+    for lane in last:
+        ends = [(i.begin_s, i.end_s) for i in ops if i.lane == lane]
+        assert all(a[1] <= b[0] for a, b in zip(ends, ends[1:], strict=False))
+
+
+def test_compute_goes_on_beside_a_collective_and_waits_are_recorded(lanes: WorkerLanes) -> None:
+    handle = Handle()
+    token = lanes.submit("shard", task(lambda: handle), [])
+    other = lanes.submit("replicate", task(), [])
+    lanes.wait([other])
+    assert not token.done
+    threading.Timer(0.05, handle.over.set).start()
+    lanes.wait([token])
+    ops, waits = lanes.take_intervals()
+    assert {i.lane for i in ops} == {"shard", "replicate"}
+    assert waits[-1].lane == "compute"
+    assert lanes.take_intervals() == ((), ())
+
+
+def test_placeholders_are_no_communication(lanes: WorkerLanes) -> None:
+    lanes.wait([lanes.submit("shard", Task("RS_0", "", "", nothing, nothing, is_communication=False), [])])
+    assert lanes.take_intervals()[0] == ()
+
+
+def fails() -> None:
+    raise ValueError("out of luck")
+
+
+@pytest.mark.parametrize("part", ["start", "finish"])
+def test_a_failure_reaches_compute_and_stops_every_lane(lanes: WorkerLanes, part: str) -> None:
+    ran: list[str] = []
+    failing = lanes.submit("shard", task(**{part: fails}, op="RS_1"), [])
+    dependent = lanes.submit("replicate", task(lambda: ran.append("dependent")), [failing])
+    with pytest.raises(ExecutionError, match=r"RS_1 of module 'b\.1' on the group of ranks \[0, 2\] failed: out of luck"):
+        lanes.wait([dependent])
+    assert not ran
+    assert isinstance(lanes.failure, ExecutionError)
+    for call in (lambda: lanes.wait([]), lambda: lanes.submit("shard", task(), [])):
+        with pytest.raises(ExecutionError, match="RS_1"):
+            call()
+    lanes.drain()
+
+
+def test_a_collective_that_times_out_is_named() -> None:
+    lanes = WorkerLanes(0.2)
+    token = lanes.submit("replicate", task(Handle), [])
+    with pytest.raises(CollectiveTimeoutError, match=r"AR_3 of module 'b\.1' on the group of ranks \[0, 2\]"):
+        lanes.wait([token])
+    lanes.drain()
+    lanes.close()
+
+
+def test_a_worker_that_hangs_is_given_up() -> None:
+    """Even where the collective does not honour its own timeout."""
+    stuck = threading.Event()
+    lanes = WorkerLanes(0.2)
+    token = lanes.submit("replicate", task(stuck.wait), [])
+    with pytest.raises(CollectiveTimeoutError, match="AR_3"):
+        lanes.wait([token])
+    lanes.drain()
+    lanes.close()
+    stuck.set()
+
+
+def test_drain_returns_when_all_is_over(lanes: WorkerLanes) -> None:
+    ended: list[int] = []
+    for number in range(5):
+        lanes.submit("shard", task(lambda: time.sleep(0.01), lambda number=number: ended.append(number)), [])
+    lanes.drain()
+    assert ended == [0, 1, 2, 3, 4]
+
+
+def test_close_drops_what_is_queued(lanes: WorkerLanes) -> None:
+    handle, ran = Handle(), []
+    lanes.submit("shard", task(lambda: handle), [])
+    lanes.submit("shard", task(lambda: ran.append(1)), [])
+    threading.Timer(0.05, handle.over.set).start()
+    lanes.close()
+    assert not ran
+
+
+def test_idle_lanes_keep_no_buffer(lanes: WorkerLanes) -> None:
+    """A finished task must not be referenced: its closure holds buffers."""
+    import weakref
+
+    class Buffer:
+        pass
+
+    buffer = Buffer()
+    alive = weakref.ref(buffer)
+    lanes.wait([lanes.submit("shard", task(lambda kept=buffer: None), [])])
+    lanes.drain()
+    del buffer
+    deadline_s = time.monotonic() + PATIENCE_S
+    while alive() is not None and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert alive() is None
+
+
+def test_failure_is_not_raised_by_close(lanes: WorkerLanes) -> None:
+    token = lanes.submit("shard", task(fails), [])
+    with suppress(ExecutionError):
+        lanes.wait([token])
+    lanes.close()
