@@ -24,13 +24,13 @@ from commplan.language.uses import Use
 from commplan.ops import BUILT_IN_LANES, KIND_OF_FAMILY, WIRE_DTYPES, Axis, Kind, When
 
 PARAM_RANGE: Final = Range("a param", 0, 2**63 - 1)
-_PARAM_KEYS: Final = ("default", "min", "max")
-_LANE_KEYS: Final = ("priority", "communicator")
-_PRIORITIES: Final = MappingProxyType({"high": "", "normal": ""})
-_COMMUNICATORS: Final = MappingProxyType({"own": ""})
+PARAM_KEYS: Final = ("default", "min", "max")
+LANE_KEYS: Final = ("priority", "communicator")
+PRIORITIES: Final = MappingProxyType({"high": "", "normal": ""})
+COMMUNICATORS: Final = MappingProxyType({"own": ""})
 
 # A param of one of these names would read as something else, or could not be passed to `compile` and `attach`.
-_RESERVED: Final = frozenset(
+RESERVED: Final = frozenset(
     {"n", "wait", "after", "lane", "fuse", "chunks", "dtype", "when", "kind", "axis", "modules", "bytes", "tail", "for"}
     | {
         "version",
@@ -112,7 +112,7 @@ def _check_param_name(name: str, at: Span, lanes: frozenset[str], findings: Find
     if not re.fullmatch(NAME_PATTERN, name):
         findings.add("CP014", f"{shown(name)} cannot name a param", at, "a name has letters, digits and underscores")
         return False
-    if name in _RESERVED or name in lanes:
+    if name in RESERVED or name in lanes:
         what = "a lane" if name in lanes else "the index of a module" if name == "n" else "a word of the language"
         findings.add("CP022", f"{name} already means {what}", at, "choose another name for the param")
         return False
@@ -126,7 +126,7 @@ def _read_param(entry: Entry, findings: Findings) -> Declared | None:
         return None if default is None else Declared(name, default, None, None, entry.key.span)
     before = len(findings.violations)
     what = f"the param {shown(name)[1:-1]}"
-    fields = read_known(value, what, _PARAM_KEYS, findings)
+    fields = read_known(value, what, PARAM_KEYS, findings)
     if fields is None:
         return None
     if "default" not in fields:
@@ -151,13 +151,13 @@ def _read_lane(entry: Entry, findings: Findings) -> Lane | None:
     elif not re.fullmatch(NAME_PATTERN, name):
         findings.add("CP014", f"{shown(name)} cannot name a lane", at, "a name has letters, digits and underscores")
     empty = isinstance(entry.value, Scalar) and entry.value.is_null
-    fields = {} if empty else read_known(entry.value, "a lane", _LANE_KEYS, findings)
+    fields = {} if empty else read_known(entry.value, "a lane", LANE_KEYS, findings)
     priority: str | None = "normal"
     own = False
     if fields and "priority" in fields:
-        priority = read_choice(fields["priority"].value, "`priority`", _PRIORITIES, findings)
+        priority = read_choice(fields["priority"].value, "`priority`", PRIORITIES, findings)
     if fields and "communicator" in fields:
-        own = read_choice(fields["communicator"].value, "`communicator`", _COMMUNICATORS, findings) is not None
+        own = read_choice(fields["communicator"].value, "`communicator`", COMMUNICATORS, findings) is not None
     if priority is None or len(findings.violations) > before:
         return None
     return Lane(name=name, priority=priority, own_communicator=own, span=at)

@@ -24,7 +24,7 @@ LATER: Final[Mapping[str, str]] = MappingProxyType(
 """Keys kept for a later version of the language -> what they will be."""
 
 _SIZE: Final = re.compile(r"(?P<count>[0-9]+)(?P<unit>[KMG]i?B)")
-_UNIT_BYTES: Final[Mapping[str, int]] = MappingProxyType(
+UNIT_BYTES: Final[Mapping[str, int]] = MappingProxyType(
     {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 )
 
@@ -147,12 +147,12 @@ def read_size(node: Node, allowed: Range, scope: Scope) -> Number | None:
         return read_number(node, allowed, scope)
     match = _SIZE.fullmatch(node.value)
     if match is None:
-        units = {unit.lower(): unit for unit in _UNIT_BYTES}
+        units = {unit.lower(): unit for unit in UNIT_BYTES}
         loose = re.fullmatch(r"([0-9]{1,9})[ _]*([kmg]i?b)", node.value.lower())
-        hint = f"did you mean {loose[1]}{units[loose[2]]}?" if loose else f"a whole number with {alternatives(_UNIT_BYTES)}"
+        hint = f"did you mean {loose[1]}{units[loose[2]]}?" if loose else f"a whole number with {alternatives(UNIT_BYTES)}"
         scope.findings.add("CP034", f"{shown(node.value)} is not a size in bytes", node.span, hint)
         return None
-    value = int(match["count"][:20]) * _UNIT_BYTES[match["unit"]]
+    value = int(match["count"][:20]) * UNIT_BYTES[match["unit"]]
     return Number(value=value) if check_range(value, node.value, node.span, allowed, scope.findings) else None
 
 

@@ -31,12 +31,13 @@ from commplan.ops import BUILT_IN_LANES, COMPUTE_LANE, KIND_OF_FAMILY, TRAITS, W
 
 WAIT: Final = "wait"
 ATTRIBUTES: Final = ("after", "lane", "fuse", "chunks", "dtype", "when", "kind", "axis")
+FUSE_KEYS: Final = ("modules", "bytes", "tail")
 
-_PLACEABLE: Final[Mapping[str, str]] = MappingProxyType({k: t.family for k, t in TRAITS.items() if k is not Kind.COMPUTE})
-_AXES: Final[Mapping[str, str]] = MappingProxyType(dict.fromkeys(Axis, ""))
-_WHENS: Final[Mapping[str, str]] = MappingProxyType(dict.fromkeys(When, ""))
+PLACEABLE: Final[Mapping[str, str]] = MappingProxyType({k: t.family for k, t in TRAITS.items() if k is not Kind.COMPUTE})
+AXES: Final[Mapping[str, str]] = MappingProxyType(dict.fromkeys(Axis, ""))
+WHENS: Final[Mapping[str, str]] = MappingProxyType(dict.fromkeys(When, ""))
 _REDUCTION: Final = frozenset({"after", "lane", "fuse", "chunks", "dtype", "when"})
-_TAKES: Final[Mapping[Kind, frozenset[str]]] = MappingProxyType(
+TAKES: Final[Mapping[Kind, frozenset[str]]] = MappingProxyType(
     {
         Kind.ALL_GATHER: frozenset({"after", "lane", "fuse", "chunks"}),
         Kind.REDUCE_SCATTER: _REDUCTION,
@@ -165,7 +166,7 @@ def _kind_of(ref: OpRef, attributes: Mapping[str, Entry], values: Mapping[str, A
         return kind
     if "kind" not in attributes:
         close = closest(ref.family, KIND_OF_FAMILY)
-        hint = f"give it one: `kind: {alternatives(_PLACEABLE)}`"
+        hint = f"give it one: `kind: {alternatives(PLACEABLE)}`"
         hint = f"{close} Otherwise {hint}" if close else hint
         scope.findings.add("CP029", f"{ref.family} is no built-in op and has no `kind`", ref.span, hint)
         return None
@@ -177,7 +178,7 @@ def _check_attributes(kind: Kind, ref: OpRef, attributes: Mapping[str, Entry], v
     findings = scope.findings
     axis = TRAITS[kind].axis
     for name, field in attributes.items():
-        if name not in _TAKES[kind] and name not in ("kind", "axis"):
+        if name not in TAKES[kind] and name not in ("kind", "axis"):
             hint = _REFUSED_BECAUSE.get((kind, name), f"remove `{name}`: only collectives have it")
             findings.add("CP032", f"`{name}` means nothing for {kind}", field.key.span, hint)
     if axis is None and "axis" in attributes:
@@ -265,7 +266,7 @@ def _read_fuse(node: Node, _: Section, scope: Scope) -> Fuse | None:
         wrong_type(node, "`fuse` is a mapping", scope.findings, "as in `fuse: {modules: 4}` or `fuse: {bytes: 64MiB}`")
         return None
     before = len(scope.findings.violations)
-    fields = read_known(node, "`fuse`", ("modules", "bytes", "tail"), scope.findings) or {}
+    fields = read_known(node, "`fuse`", FUSE_KEYS, scope.findings) or {}
     limits = [name for name in ("modules", "bytes") if name in fields]
     if len(limits) > 1:
         hint = "keep one of them"
@@ -282,11 +283,11 @@ def _read_fuse(node: Node, _: Section, scope: Scope) -> Fuse | None:
 
 
 def _read_kind(node: Node, _: Section, scope: Scope) -> str | None:
-    return read_choice(node, "`kind`", _PLACEABLE, scope.findings)
+    return read_choice(node, "`kind`", PLACEABLE, scope.findings)
 
 
 def _read_axis(node: Node, _: Section, scope: Scope) -> Axis | None:
-    axis = read_choice(node, "`axis`", _AXES, scope.findings)
+    axis = read_choice(node, "`axis`", AXES, scope.findings)
     return None if axis is None else Axis(axis)
 
 
@@ -295,7 +296,7 @@ def _read_dtype(node: Node, _: Section, scope: Scope) -> str | None:
 
 
 def _read_when(node: Node, _: Section, scope: Scope) -> When | None:
-    when = read_choice(node, "`when`", _WHENS, scope.findings)
+    when = read_choice(node, "`when`", WHENS, scope.findings)
     return None if when is None else When(when)
 
 

@@ -18,9 +18,9 @@ from commplan.language.spec import LANGUAGE_VERSION, Line, OpLine, Param, Schedu
 from commplan.language.uses import Use, uses
 from commplan.ops import Section
 
-_SECTIONS: Final = tuple(section.value for section in Section)
-_KEYS: Final = ("version", "name", "summary", "params", "lanes", *_SECTIONS)
-_MAX_NAME_CHARS: Final = 100
+SECTIONS: Final = tuple(section.value for section in Section)
+KEYS: Final = ("version", "name", "summary", "params", "lanes", *SECTIONS)
+MAX_NAME_CHARS: Final = 100
 
 
 def parse(text: str, file: str = "<text>") -> ScheduleSpec:
@@ -75,7 +75,7 @@ def _read(findings: Findings) -> ScheduleSpec | None:
     source = findings.source
     check_text(source, findings)
     root = compose(source, findings) if not findings.violations else None
-    entries = read_known(root, "a schedule", _KEYS, findings) if root is not None else None
+    entries = read_known(root, "a schedule", KEYS, findings) if root is not None else None
     if root is None or entries is None:
         return None
     _check_version(entries, root, findings)
@@ -111,7 +111,7 @@ def _value(entries: Mapping[str, Entry], key: str) -> Node:
     if node is not None and not (isinstance(node, Scalar) and node.is_null):
         return node
     nowhere = Span("", 1, 1)
-    return nodes.Sequence(nowhere, ()) if key in _SECTIONS else nodes.Mapping(nowhere, ())
+    return nodes.Sequence(nowhere, ()) if key in SECTIONS else nodes.Mapping(nowhere, ())
 
 
 def _has_items(node: Node) -> bool:
@@ -142,8 +142,8 @@ def _read_name(entries: Mapping[str, Entry], root: Node, findings: Findings) -> 
         return "", _head(root)
     node = entries["name"].value
     name = read_text(node, "`name`", findings)
-    if name is not None and (not name.strip() or not name.isprintable() or len(name) > _MAX_NAME_CHARS):
-        hint = f"a name is one line of 1 to {_MAX_NAME_CHARS} characters"
+    if name is not None and (not name.strip() or not name.isprintable() or len(name) > MAX_NAME_CHARS):
+        hint = f"a name is one line of 1 to {MAX_NAME_CHARS} characters"
         findings.add("CP014", f"{describe(node)[9:]} cannot name a schedule", node.span, hint)
     return name or "", node.span
 

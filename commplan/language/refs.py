@@ -17,7 +17,7 @@ MAX_DIGITS: Final = 19
 
 _INDEX: Final = re.compile(rf"(?P<every>\*)|n|<n(?:(?P<sign>[+-])(?:(?P<value>0|[1-9][0-9]*)|(?P<param>{NAME_PATTERN})))?>")
 _REF: Final = re.compile(rf"(?P<family>{FAMILY_PATTERN})_(?P<index>n|\*|<.*>)")
-_FORMS: Final = "an op is written RS_n, RS_<n-1>, RS_<n+1> or RS_<n-k> with k from `params`; RS_* in `after` and `wait`"
+OP_FORMS: Final = "an op is written RS_n, RS_<n-1>, RS_<n+1> or RS_<n-k> with k from `params`; RS_* in `after` and `wait`"
 
 # What people write instead of an index: no brackets, other brackets, blanks, another letter, no underscore.
 _LOOSE: Final = re.compile(
@@ -88,4 +88,4 @@ def _hint(text: str) -> str:
         return f"it lacks an index; did you mean {tight}_n?"
     if match := _NUMBERED.fullmatch(tight):
         return f"a schedule names modules relative to n, not by number: {match['family']}_n, {match['family']}_<n-1>"
-    return _FORMS
+    return OP_FORMS

@@ -1,0 +1,233 @@
+"""The JSON Schema against the parser: what one takes the other takes, and what it cannot see is listed here."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft7Validator, Draft202012Validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from commplan.language import RULES, examine, library
+from commplan.language.schema import decimal_pattern, json_schema
+from tests.random_schedules import schedules
+
+CASES = Path(__file__).parents[1] / "cases"
+SCHEMA = json_schema()
+VALIDATOR = Draft202012Validator(SCHEMA)
+
+BEYOND = {
+    "CP001": "no data comes of what is not YAML",
+    "CP002": "characters of the file are gone when it is data, bytes are decoded",
+    "CP004": "the size and the depth of a file are not those of its data",
+    "CP005": "anchors, aliases, merge keys, tags and documents are resolved when a file is data",
+    "CP006": "data has each key once",
+    "CP020": "a schema cannot look up a param elsewhere in the file",
+    "CP021": "a schema cannot compare two numbers of a file",
+    "CP023": "a schema cannot see what is not used, and a warning is no error",
+    "CP026": "a schema cannot look up a lane elsewhere in the file",
+    "CP027": "a schema cannot see what is not used, and a warning is no error",
+    "CP031": "a schema cannot compare two lines",
+}
+"""Rules that the schema cannot express -> why."""
+
+STRICTER = {"wrong_axis": "an axis that is not the kind's own is well written, and wrong for every model"}
+"""Cases without a finding of CP0xx that the schema refuses all the same -> why."""
+
+
+def data_of(text: str) -> Any:
+    """What an editor validates: the data of a file, keys as text."""
+    return _plain(YAML(typ="safe", pure=True).load(text.removeprefix("\ufeff")))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else json.dumps(key, default=str): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def accepts(data: Any) -> bool:
+    return bool(VALIDATOR.is_valid(data))
+
+
+def codes(text: str) -> set[str]:
+    return {violation.code for violation in examine(text)[1]}
+
+
+def why(data: Any) -> list[str]:
+    return [f"{error.json_path}: {error.message}" for error in VALIDATOR.iter_errors(data)]
+
+
+def test_the_schema_is_one() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    Draft7Validator.check_schema(SCHEMA | {"$schema": "http://json-schema.org/draft-07/schema#"})
+
+
+def words(schema: Any) -> set[str]:
+    """Every keyword that a schema uses, at any depth."""
+    if not isinstance(schema, dict):
+        return set()
+    found = set(schema)
+    for key, value in schema.items():
+        if key in {"properties", "patternProperties", "$defs"}:
+            found = found.union(*map(words, value.values()))
+        elif isinstance(value, dict):
+            found |= words(value)
+        elif isinstance(value, list):
+            found = found.union(*map(words, value))
+    return found
+
+
+def test_it_has_no_keyword_that_editors_do_not_know() -> None:
+    draft_7 = set(Draft7Validator.META_SCHEMA["properties"])
+    assert words(SCHEMA) - draft_7 == {"$defs", "patternErrorMessage"}
+
+
+def test_an_editor_has_a_description_for_each_key_and_offers_ops() -> None:
+    for name, value in SCHEMA["properties"].items():
+        assert value["description"], name
+    for section in ("pre_backward", "post_backward", "root"):
+        line = SCHEMA["properties"][section]["items"]["properties"]
+        assert {"wait", "AG_n", "RS_n", "AR_n", "apply_n"} <= set(line)
+    for name, op in SCHEMA["$defs"].items():
+        assert op["description"], name
+        assert all(value["description"] for value in op["properties"].values()), name
+
+
+RIGHT = [*(CASES / "ok").glob("*.yaml"), *map(library.find, library.names())]
+
+
+@pytest.mark.parametrize("path", RIGHT, ids=lambda path: path.stem)
+def test_right_schedules_are_accepted(path: Path) -> None:
+    assert why(data_of(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("path", sorted((CASES / "err").glob("*.yaml")), ids=lambda path: path.stem)
+def test_wrong_schedules_are_refused(path: Path) -> None:
+    found = set(re.findall(r"^\d+:\d+: (CP\d+)", path.with_suffix(".expected").read_text(encoding="utf-8"), re.MULTILINE))
+    of_the_language = {code for code in found if code.startswith("CP0")}
+    try:
+        data = data_of(path.read_text(encoding="utf-8"))
+    except (YAMLError, UnicodeDecodeError, RecursionError):  # the last: a list that holds itself
+        assert of_the_language <= set(BEYOND)
+        return
+    if of_the_language - set(BEYOND) or path.stem in STRICTER:
+        assert not accepts(data)
+    elif not of_the_language:
+        assert why(data) == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_the_example_of_each_rule(rule: Any) -> None:
+    assert why(data_of(rule.right)) == []
+    try:
+        data = data_of(rule.wrong)
+    except YAMLError:
+        assert rule.code in BEYOND
+        return
+    if rule.code not in BEYOND:
+        assert not accepts(data)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.code in BEYOND], ids=lambda rule: rule.code)
+def test_what_is_beyond_the_schema_is(rule: Any) -> None:
+    try:
+        data = data_of(rule.wrong)
+    except YAMLError:
+        return
+    assert accepts(data) == (rule.code != "CP004")  # its nesting is of the wrong type too
+
+
+@given(schedules())
+@settings(max_examples=150, deadline=None)
+def test_random_schedules_are_accepted_when_the_parser_takes_them(text: str) -> None:
+    assert accepts(data_of(text)) == (not codes(text) - set(BEYOND))
+
+
+WORDS = (
+    "n k own 1 wait compute shard replicate bf16 bfloat16 every last_backward apply all_reduce reduce_scatter 64MiB 0MB "
+    "RS_n RS_<n> RS_<n-1> RS_<n+k> RS_<n-1025> RS_* RS_5 Mine_n my_AR_n"
+)
+VALUES = st.sampled_from(
+    [
+        *(None, True, -1, 0, 1, 2, 1024, 1025, 10**7, 1.5, "", " ", "a b", "64 MiB", "x\ny", *WORDS.split()),
+        *([], {}, [[]], ["RS_n", "AR_<n-2>"], ["RS_n", 1], {"modules": 2}, {"bytes": 4096, "tail": 1}, {"default": 1}),
+        *({"min": 1}, {"RS_n": None}, {"wait": "RS_n"}, {"RS_n": {}, "AR_n": {}}, {"AG_n": {"chunks": 2}}),
+        {"Mine_<n-1>": {"kind": "all_reduce"}},
+    ]
+)
+KEY_WORDS = (
+    "version name summary params lanes pre_backward post_backward root pre_forward for k own after lane fuse chunks dtype "
+    "when kind axis modules bytes tail default min max priority communicator wait RS_n AR_<n-1> apply_n AG_<n+1> "
+    "compute_n Mine_n RS_* x-y n"
+)
+KEYS = st.sampled_from(KEY_WORDS.split())
+EVERY_FORM = data_of((CASES / "ok" / "every_form.yaml").read_text(encoding="utf-8"))
+SHORT = data_of((CASES / "ok" / "params_at_zero.yaml").read_text(encoding="utf-8"))
+PARTLY = {"CP022"}
+"""Rules that the schema sees a part of: it knows reserved names of params, not those that are lanes of the same file."""
+
+
+def holders(data: Any) -> list[Any]:
+    """Every list and mapping in some data."""
+    if isinstance(data, dict):
+        return [data, *(found for value in data.values() for found in holders(value))]
+    return [data, *(found for value in data for found in holders(value))] if isinstance(data, list) else []
+
+
+@st.composite
+def mutants(draw: st.DrawFn) -> Any:
+    """A right schedule with one to three values replaced, keys added, renamed or dropped."""
+    data = copy.deepcopy(draw(st.sampled_from([EVERY_FORM, SHORT])))
+    for _ in range(draw(st.integers(1, 3))):
+        holder = draw(st.sampled_from(holders(data)))
+        places = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+        place = draw(st.sampled_from(places)) if places else None
+        what = draw(st.sampled_from(["replace", "drop", "add", "rename"]))
+        if what == "add" or place is None:
+            if isinstance(holder, dict):
+                holder[draw(KEYS)] = copy.deepcopy(draw(VALUES))
+            else:
+                holder.append(copy.deepcopy(draw(VALUES)))
+        elif what == "replace":
+            holder[place] = copy.deepcopy(draw(VALUES))
+        elif what == "rename" and isinstance(holder, dict):
+            holder[draw(KEYS)] = holder.pop(place)
+        else:
+            del holder[place]
+    return data
+
+
+@given(mutants())
+@settings(max_examples=600, deadline=None)
+def test_mutants_are_refused_by_both_or_by_neither(data: Any) -> None:
+    found = codes(json.dumps(data))
+    seen = found - set(BEYOND) - PARTLY
+    if seen:
+        assert not accepts(data), seen
+    elif not found - {"CP023", "CP027"}:
+        assert why(data) == []
+
+
+@given(st.from_regex(r"\A(RS|AR|wait|a_b|my2|compute)?_?[<(]?(n|\*|[0-9])?[-+]?(k|0|0?[0-9]{1,4}|n)?[>)]?\Z"))
+@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("section", ["post_backward", "root"])
+def test_names_of_ops_are_those_of_the_parser(section: str, name: str) -> None:
+    data = {"version": 1, "name": "x", "params": {"k": 2}, section: [{"wait": name}, {"wait": "RS_n"}]}
+    placed = {"version": 1, "name": "x", "params": {"k": 2}, section: [{name: {"after": "RS_n"}}, {"wait": "RS_n"}]}
+    for made in (data, placed):
+        assert accepts(made) == (not codes(json.dumps(made)) - set(BEYOND))
+
+
+@pytest.mark.parametrize("most", [0, 1, 9, 10, 19, 99, 100, 101, 909, 1024, 2000])
+def test_decimal_patterns(most: int) -> None:
+    matching = [text for text in map(str, range(20_000)) if re.fullmatch(decimal_pattern(most), text)]
+    assert matching == [str(number) for number in range(most + 1)]
+    assert not re.fullmatch(decimal_pattern(most), "00")
