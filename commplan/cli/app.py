@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
-from enum import StrEnum
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 import commplan
 from commplan import compiler
-from commplan.cli import EXIT_UNUSABLE, inputs, render
+from commplan.cli import EXIT_UNUSABLE, formats, inputs, render
+from commplan.cli.formats import Format
 from commplan.cli.render import FileReport
-from commplan.errors import CommplanError, Rule, ScheduleError, Severity
-from commplan.language import library, load, resolve
+from commplan.errors import Rule, ScheduleError, Severity
+from commplan.language import library, load
 from commplan.language.modules import ModuleTable
 from commplan.language.source import did_you_mean, shown
 from commplan.language.spec import ScheduleSpec
 
 EXIT_ERRORS: Final = 1
 MAX_TEXT_COLUMNS: Final = 100
-
-SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=INTEGER", help="Set a param; may be repeated.")]
-
-
-class Format(StrEnum):
-    """How `check` prints findings."""
-
-    TEXT = "text"
-    JSON = "json"
-
 
 app = typer.Typer(
     add_completion=False,
@@ -63,7 +49,7 @@ def options(
 @app.command("list")
 def list_library() -> None:
     """List the schedules of the library, and what each is for."""
-    console = _console()
+    console = render.console()
     columns = min(console.width, MAX_TEXT_COLUMNS)
     for name in library.names():
         summary = load(library.find(name)).summary
@@ -78,9 +64,11 @@ def check(
         str | None,
         typer.Option(metavar="N|TABLE.json", help="How many modules, or a module table. Default: every number that matters."),
     ] = None,
-    settings: SetOption = None,
+    settings: inputs.SetOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings too.")] = False,
-    output: Annotated[Format, typer.Option("--format", help="For a person or for a program.")] = Format.TEXT,
+    output: Annotated[
+        Format, typer.Option("--format", help="For a person, a program, code scanning or GitHub Actions.")
+    ] = Format.TEXT,
 ) -> None:
     """Check schedules: every mistake at once, each with its place.
 
@@ -95,10 +83,10 @@ def check(
     if len(specs) == len(results):
         inputs.require_declared(chosen, (param.name for spec in specs for param in spec.params))
     reports = [report for report, spec in results]
-    if output is Format.JSON:
-        typer.echo(json.dumps(render.report_json(reports), indent=2))
+    if output is Format.TEXT:
+        render.console().print(render.report_text(reports), end="")
     else:
-        _console().print(render.report_text(reports), end="")
+        typer.echo(formats.WRITERS[output](reports))
     raise typer.Exit(_exit_code(reports, strict))
 
 
@@ -106,7 +94,7 @@ def check(
 def plan(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A schedule file, or the name of one of the library.")],
     modules: Annotated[str, typer.Option(metavar="N|TABLE.json", help="How many modules, or a module table.")],
-    settings: SetOption = None,
+    settings: inputs.SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON, which Plan.from_json reads.")] = False,
 ) -> None:
     """Compile a schedule and print its plan: what runs in each hook, on which lane, and what it waits for.
@@ -115,18 +103,18 @@ def plan(
     """
     table = inputs.read_modules(modules)
     chosen = inputs.read_settings(settings or [])
-    report, spec = _read_file(file)
+    report, spec = inputs.read_schedule(file)
     if spec is not None:
         inputs.require_declared(chosen, (param.name for param in spec.params))
         try:
-            with _usage_errors():
+            with inputs.usage_errors():
                 compiled = compiler.compile(spec, table, **chosen)
         except ScheduleError as error:
             report = FileReport(report.file, error.violations)
         else:
             typer.echo(compiled.to_json() if as_json else compiled.text().rstrip("\n"))
             return
-    _console(stderr=True).print(render.report_text([report]), end="")
+    render.console(stderr=True).print(render.report_text([report]), end="")
     raise typer.Exit(_exit_code([report], strict=False))
 
 
@@ -137,7 +125,7 @@ def explain(
     ] = None,
 ) -> None:
     """Explain a rule: what it asks for, why, a schedule that breaks it and one that does not."""
-    console = _console()
+    console = render.console()
     if code is None:
         for rule in compiler.RULES.values():
             console.print(Text.assemble((rule.code, "bold"), f"  {rule.severity.value:<7}  {rule.title}"))
@@ -149,36 +137,14 @@ def explain(
     console.print(_rule_text(found), end="")
 
 
-def _read_file(name: str) -> tuple[FileReport, ScheduleSpec | None]:
-    """The schedule that `name` means, and a report that says why where there is none."""
-    try:
-        spec = resolve(name)
-    except ScheduleError as error:
-        return FileReport(error.violations[0].span.file, error.violations), None
-    except CommplanError as error:
-        return FileReport(name, problem=str(error)), None
-    return FileReport(spec.file), spec
-
-
 def _check_file(name: str, modules: int | ModuleTable | None, chosen: dict[str, int]) -> tuple[FileReport, ScheduleSpec | None]:
-    report, spec = _read_file(name)
+    report, spec = inputs.read_schedule(name)
     if spec is None:
         return report, None
     declared = {param.name for param in spec.params}
     params = {key: value for key, value in chosen.items() if key in declared}
-    with _usage_errors():
+    with inputs.usage_errors():
         return FileReport(report.file, compiler.check(spec, modules, params)), spec
-
-
-@contextmanager
-def _usage_errors() -> Iterator[None]:
-    """Turns what a user asked for wrongly, a param out of its bounds, into an error of usage."""
-    try:
-        yield
-    except ScheduleError:
-        raise
-    except CommplanError as error:
-        raise typer.BadParameter(str(error)) from error
 
 
 def _exit_code(reports: list[FileReport], strict: bool) -> int:
@@ -196,8 +162,3 @@ def _rule_text(rule: Rule) -> Text:
     for heading, schedule in (("Wrong:", rule.wrong), ("Right:", rule.right)):
         out.append(f"\n{heading}\n", "bold").append(textwrap.indent(schedule.strip("\n"), "    ") + "\n")
     return out
-
-
-def _console(stderr: bool = False) -> Console:
-    """Where text goes: colours on a terminal only and not under NO_COLOR, lines never wrapped."""
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, emoji=False, markup=False)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Final
 
 import typer
 
-from commplan.errors import CommplanError
-from commplan.language import load_table
+from commplan.cli.render import FileReport
+from commplan.errors import CommplanError, ScheduleError
+from commplan.language import load_table, resolve
 from commplan.language.modules import ModuleTable
 from commplan.language.source import did_you_mean, shown
+from commplan.language.spec import ScheduleSpec
 
 MAX_NUM_MODULES: Final = 100_000
+
+SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=INTEGER", help="Set a param; may be repeated.")]
 
 
 def read_modules(value: str) -> int | ModuleTable:
@@ -64,3 +69,25 @@ def require_declared(settings: Mapping[str, int], declared: Iterable[str]) -> No
         if name not in known:
             hint = did_you_mean(name, known) or "there are none"
             raise typer.BadParameter(f"no schedule here has a param {shown(name)}; {hint}", param_hint="--set")
+
+
+def read_schedule(name: str) -> tuple[FileReport, ScheduleSpec | None]:
+    """The schedule that `name` means, and a report that says why where there is none."""
+    try:
+        spec = resolve(name)
+    except ScheduleError as error:
+        return FileReport(error.violations[0].span.file, error.violations), None
+    except CommplanError as error:
+        return FileReport(name, problem=str(error)), None
+    return FileReport(spec.file), spec
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turns what a user asked for wrongly, a param out of its bounds, into an error of usage."""
+    try:
+        yield
+    except ScheduleError:
+        raise
+    except CommplanError as error:
+        raise typer.BadParameter(str(error)) from error

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from rich.cells import cell_len
+from rich.console import Console
 from rich.text import Text
 
 from commplan.errors import Severity, Span, Violation
@@ -29,6 +32,11 @@ class FileReport:
     def count(self, severity: Severity) -> int:
         """How many findings are of one severity."""
         return sum(finding.severity is severity for finding in self.findings)
+
+
+def console(stderr: bool = False) -> Console:
+    """Where text goes: colours on a terminal only and not under NO_COLOR, lines never wrapped."""
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, emoji=False, markup=False)
 
 
 def report_text(reports: Sequence[FileReport]) -> Text:
@@ -91,6 +99,12 @@ def report_json(reports: Sequence[FileReport]) -> dict[str, Any]:
             "warnings": _count(reports, Severity.WARNING),
         },
     }
+
+
+def relative(file: str, root: Path) -> str:
+    """The name of a file as seen from `root`; as it is where the file does not lie below."""
+    path = Path(os.path.normpath(root / file))
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
 def visible(text: str) -> str:
