@@ -31,7 +31,7 @@ def _command(finding: Violation, root: Path) -> str:
         "endColumn": span.column + span.length,
         "title": finding.code,
     }
-    written = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
+    written = ",".join(f"{name}={_property(visible(str(value)))}" for name, value in properties.items())
     lines = [finding.message, *(f"{_place(related.span, root)}: {related.message}" for related in finding.related)]
     lines += [f"help: {finding.hint}"] * bool(finding.hint)
     return f"::{finding.severity.value} {written}::" + _data("\n".join(map(visible, lines)))
