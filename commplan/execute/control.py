@@ -16,6 +16,9 @@ from commplan.execute.lanes import Task
 
 CONTROL_LANE = "control"
 
+# A rank that is missing is told by the op that misses it.
+PATIENCE_S = 0.3
+
 
 class Message(IntEnum):
     """What a rank is telling: its first number in every exchange, so that two kinds can't be mistaken for each other."""
@@ -57,7 +60,7 @@ class Control:
                 self._explain(f"{_words(message)} {number}", [_words(message), *record])
 
         group = f"the control group of ranks {_some(self._ranks)}"
-        return Task(f"rank check {number}", "", group, start, finish, is_communication=False)
+        return Task(f"rank check {number}", "", group, start, finish, is_communication=False, patience_s=PATIENCE_S)
 
     def agree(self, message: Message, record: Sequence[str]) -> None:
         """Compare at once, on the calling thread. Raises as `task` does, and CollectiveTimeoutError if a rank does not come."""

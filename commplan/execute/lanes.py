@@ -22,6 +22,7 @@ class Task:
         start: begins the op; returns the collective's handle, or None if it is over or there is none.
         finish: what remains to be done on the lane when the collective is complete.
         is_communication: whether its time counts as communication in reports.
+        patience_s: time that it may take beyond the timeout, so that another op's timeout is told first.
     """
 
     op: str
@@ -30,6 +31,7 @@ class Task:
     start: Callable[[], dist.Work | None]
     finish: Callable[[], None]
     is_communication: bool = True
+    patience_s: float = 0.0
 
     def __str__(self) -> str:
         return " ".join([self.op, *([f"of module {self.module!r}"] if self.module else []), f"on {self.group}"])

@@ -144,7 +144,7 @@ class WorkerLanes:
         for worker in self._workers.values():
             if worker.running is not None:
                 task, begin_s = worker.running
-                if now_s - begin_s > self._timeout_s + GRACE_S:
+                if now_s - begin_s > self._timeout_s + task.patience_s + GRACE_S:
                     self.fail(timeout_error(task, now_s - begin_s))
 
     # Called by the workers.
@@ -178,13 +178,14 @@ class WorkerLanes:
 
     def _run(self, task: Task) -> None:
         begin_s = time.perf_counter()
+        timeout_s = self._timeout_s + task.patience_s
         work = task.start()
         if work is not None:
             try:
-                work.wait(timedelta(seconds=self._timeout_s))
+                work.wait(timedelta(seconds=timeout_s))
             except RuntimeError as error:
                 elapsed_s = time.perf_counter() - begin_s
-                if elapsed_s >= self._timeout_s * 0.99:
+                if elapsed_s >= timeout_s * 0.99:
                     raise timeout_error(task, elapsed_s) from error
                 raise
         task.finish()

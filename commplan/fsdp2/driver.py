@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -148,7 +149,8 @@ class Driver:
             raise ExecutionError("create_graph=True is not supported: gradients under a schedule have no graph of their own")
         self._enter()
         if index in self._need_place:
-            self.executor.pre_backward(self._need_place[index])
+            with self._no_grads_on_failure():
+                self.executor.pre_backward(self._need_place[index])
         original(*args)
 
     def _post_backward(self, index: int, original: Callable[..., Any], *args: Any) -> None:
@@ -158,7 +160,18 @@ class Driver:
     def _complete(self, index: int) -> None:
         gradients = self._units[index].take_gradients()
         if gradients is not None:
-            self.executor.complete(self._place[index], gradients)
+            with self._no_grads_on_failure():
+                self.executor.complete(self._place[index], gradients)
+
+    @contextlib.contextmanager
+    def _no_grads_on_failure(self) -> Iterator[None]:
+        """Where some gradients are incomplete or mixed, no optimizer may take any of them."""
+        try:
+            yield
+        except ExecutionError:
+            for group in self._groups:
+                private.drop_grads(group.raw)
+            raise
 
     def _final_callback(self, original: Callable[..., Any]) -> None:
         self._enter()
@@ -167,7 +180,9 @@ class Driver:
                 if private.has_leftover(group.raw):
                     self._complete(index)
             original()
-        if not any(private.has_queued_callback(root) for root in self._roots):
+        if any(private.has_queued_callback(root) for root in self._roots):
+            return
+        with self._no_grads_on_failure():
             self.executor.root()
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:

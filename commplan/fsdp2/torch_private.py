@@ -339,6 +339,12 @@ def take_gradients(group: ParamGroup) -> dict[int, torch.Tensor]:
     return taken
 
 
+def drop_grads(group: ParamGroup) -> None:
+    """Set `.grad` of every parameter to None."""
+    for p in group.fsdp_params:
+        p.sharded_param.grad = None
+
+
 def has_leftover(group: ParamGroup) -> bool:
     """Whether gradients arrived after the group's post-backward.
 
