@@ -70,13 +70,14 @@ def describe(model: nn.Module) -> ModuleTable:
 def find_groups(model: nn.Module) -> list[Group]:
     """The parameter groups of `model`, in the order in which forwards begin if modules run as they were registered."""
     roots = set(root_modules(model))
-    name_of = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
+    path_of = {module: name for name, module in model.named_modules()}
     found: list[Group] = []
     for module_name, state in private.states(model):
         raws = private.groups(state)
         is_root = any(m in roots for m in private.modules(state))
         for i, raw in enumerate(raws):
-            names = tuple(name_of.get(id(p.sharded_param), f"{module_name}.<{j}>") for j, p in enumerate(raw.fsdp_params))
+            owners = private.owners(raw)
+            names = tuple(f"{path_of[owner]}.{name}".removeprefix(".") for owner, name in owners)
             name = (module_name or "(root)") + (f"[{i}]" if len(raws) > 1 else "")
             is_gathered = private.stays_gathered(state, raw, is_root=is_root)
             found.append(Group(name, raw, state, names, private.trainable(raw), is_gathered))
@@ -85,7 +86,8 @@ def find_groups(model: nn.Module) -> list[Group]:
             "the model holds no parameter that is sharded by FSDP2: call torch.distributed.fsdp.fully_shard on its "
             "blocks and on the model before commplan"
         )
-    managed = {id(p.sharded_param) for group in found for p in group.raw.fsdp_params}
+    _refuse_ties(found)
+    managed = {id(p) for group in found for p in private.parameters(group.raw)}
     stray = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in managed]
     if stray:
         raise AttachError(
@@ -94,6 +96,19 @@ def find_groups(model: nn.Module) -> list[Group]:
             "or the whole model"
         )
     return found
+
+
+def _refuse_ties(groups: Sequence[Group]) -> None:
+    """Refuse a parameter that two groups hold: each has a shard of its own, so they would drift apart."""
+    first: dict[int, str] = {}
+    for group in groups:
+        for origin, name in zip(private.origins(group.raw), group.parameter_names, strict=True):
+            if origin in first:
+                raise AttachError(
+                    f"parameter {name!r} is tied to {first[origin]!r}, but fully_shard put them into two groups, which "
+                    "unties them: shard the two modules together, fully_shard([one, other]), or leave both to the root"
+                )
+            first[origin] = name
 
 
 def root_modules(model: nn.Module) -> list[nn.Module]:

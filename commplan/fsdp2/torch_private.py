@@ -198,6 +198,24 @@ class ParamFacts:
     reduce_dtype: torch.dtype
 
 
+def owners(group: ParamGroup) -> list[tuple[nn.Module, str]]:
+    """The module that holds each parameter, and the parameter's name there."""
+    return [(p._module_info.module, p._module_info.param_name) for p in group.fsdp_params]
+
+
+def parameters(group: ParamGroup) -> Iterator[nn.Parameter]:
+    """Every face that the group's parameters may show in the model: sharded, and whole while gathered."""
+    for p in group.fsdp_params:
+        yield p.sharded_param
+        if hasattr(p, "_unsharded_param"):
+            yield p._unsharded_param
+
+
+def origins(group: ParamGroup) -> list[int]:
+    """A number for each parameter that tells which one it was before sharding; tied ones have the same."""
+    return [p._orig_param_uid for p in group.fsdp_params]
+
+
 def trainable(group: ParamGroup) -> tuple[bool, ...]:
     """Whether each parameter of `group` requires a gradient now."""
     return tuple(p.sharded_param.requires_grad for p in group.fsdp_params)
