@@ -53,8 +53,10 @@ except SystemExit as end:
         RUN.format(arguments=["plan", "pipelined_allreduce", "--modules", "4"]),
         RUN.format(arguments=["list"]),
         RUN.format(arguments=["explain"]),
+        RUN.format(arguments=["diff", "blocking", "blocking", "--modules", "4"]),
+        RUN.format(arguments=["schema"]),
     ],
-    ids=["import", "compile", "check", "plan", "list", "explain"],
+    ids=["import", "compile", "check", "plan", "list", "explain", "diff", "schema"],
 )
 def test_torch_is_not_loaded(code: str) -> None:
     loaded = modules_after(code)

@@ -1,6 +1,6 @@
-"""The command line: `commplan list`, `check`, `plan` and `explain`.
+"""The command line: `commplan list`, `check`, `plan`, `diff`, `explain`, `new` and `schema`.
 
-Exit codes: 0 no errors, 1 errors found, 2 wrong usage, an unreadable file or a fault of commplan itself.
+Exit codes: 0 no errors, 1 errors found (`diff`: a difference), 2 wrong usage, an unreadable file or a fault of commplan itself.
 """
 
 from __future__ import annotations

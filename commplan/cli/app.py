@@ -10,7 +10,7 @@ from rich.text import Text
 
 import commplan
 from commplan import compiler
-from commplan.cli import EXIT_UNUSABLE, formats, inputs, render
+from commplan.cli import EXIT_UNUSABLE, compare, formats, inputs, render, start
 from commplan.cli.formats import Format
 from commplan.cli.render import FileReport
 from commplan.errors import Rule, ScheduleError, Severity
@@ -116,6 +116,10 @@ def plan(
             return
     render.console(stderr=True).print(render.report_text([report]), end="")
     raise typer.Exit(_exit_code([report], strict=False))
+
+
+for command in (compare.diff, start.new, start.schema):
+    app.command()(command)
 
 
 @app.command()

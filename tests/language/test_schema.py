@@ -216,6 +216,126 @@ def test_mutants_are_refused_by_both_or_by_neither(data: Any) -> None:
         assert why(data) == []
 
 
+HEAD = """\
+version: 1
+name: x
+params: {k: 2}
+lanes: {own: {}}
+"""
+NUMBERS = [None, True, -1, 0, 1, 2, 1024, 1025, 10**6, 10**6 + 1, 2**63 - 1, 2**64, 1.5, "k", "1", "", "a b", [], {}]
+SIZES = ["64MiB", "0MB", "00GB", "010KiB", "64 MiB", "64mib", "1.5GiB", "MiB", "k8"]
+FUSES = [None, 4, "4", [], {}, {"modules": 2, "bytes": 2}, {"tail": 1}, {"modules": 2, "bites": 1}]
+FUSES += [{"modules": 2, "tail": value} for value in NUMBERS] + [{"modules": value} for value in NUMBERS]
+FUSES += [{"bytes": value} for value in (*NUMBERS, *SIZES)]
+NAMED = [None, True, 3, "", "k", "own", "shard", "compute", "a b", "my-lane", [], {}]
+REFS = [None, 1, "", "RS_n", "RS_<n>", "RS_*", "RS_<n-1>", "RS_<n+k>", "RS_<n-1025>", "RS_5", "compute_n", "a_b_n", "RS"]
+ATTRIBUTES = {
+    "after": [*REFS, *([ref] for ref in REFS), [], ["RS_n", "AR_<n-1>"], ["RS_n", None], {}, {"RS_n": 1}, [["RS_n"]]],
+    "lane": NAMED,
+    "fuse": FUSES,
+    "chunks": NUMBERS,
+    "dtype": [None, True, 16, "fp32", "bf16", "fp16", "float32", "FP32", [], {}],
+    "when": [None, True, 1, "every", "last_backward", "never", [], {}],
+    "kind": [None, 1, "all_gather", "reduce_scatter", "all_reduce", "apply", "compute", "AR", [], {}],
+    "axis": [None, 1, "shard", "replicate", "Shard", [], {}],
+    "afer": ["RS_n"],
+    "for": ["moe"],
+}
+OPS = [("AG", None), ("RS", None), ("AR", None), ("apply", None), ("compute", None), ("Mine", None)]
+OPS += [("Mine", kind) for kind in ("all_gather", "reduce_scatter", "all_reduce", "apply", "other")]
+
+
+def assert_alike(section: str, values: list[Any]) -> None:
+    """The schema refuses those of some lines that the parser refuses."""
+    text = f"{HEAD}{section}:\n" + "".join(f"  - {json.dumps(value)}\n" for value in values)
+    first = HEAD.count("\n") + 2
+    refused = {tuple(error.absolute_path)[:2] for error in VALIDATOR.iter_errors(data_of(text))}
+    by_line: dict[int, set[str]] = {}
+    for violation in examine(text)[1]:
+        by_line.setdefault(violation.span.line - first, set()).add(violation.code)
+    for number, value in enumerate(values):
+        found = by_line.get(number, set())
+        if not found or found - set(BEYOND):
+            assert ((section, number) in refused) == bool(found), (value, found)
+
+
+@pytest.mark.parametrize(("family", "kind"), OPS)
+@pytest.mark.parametrize("section", ["pre_backward", "post_backward", "root"])
+def test_each_value_of_each_attribute(section: str, family: str, kind: str | None) -> None:
+    lines = []
+    for name, values in ATTRIBUTES.items():
+        for value in values:
+            if (kind, name, value) != ("all_reduce", "axis", "shard"):  # what STRICTER is about
+                own = family if family != "Mine" else f"Mine{len(lines)}"
+                lines.append({f"{own}_n": ({"kind": kind} if kind else {}) | {name: value}})
+    assert_alike(section, lines)
+
+
+@pytest.mark.parametrize("section", ["pre_backward", "post_backward", "root"])
+def test_each_form_of_a_line(section: str) -> None:
+    values = [None, True, 1, "", "wait", "RS", "Mine_n", [], [[]], ["RS_n"], {}, {"wait": None}, {"RS_n": None}, {"RS_n": []}]
+    values += [{"RS_n": "compute_n"}, {"RS_n": {}, "AR_n": {}}, {"RS_n": None, "after": "compute_n"}, {"after": "RS_n"}]
+    values += [{"wait": ref} for ref in ATTRIBUTES["after"]] + [{"Mine_n": None}, {"for": "moe"}, {"for": "moe", "RS_n": {}}]
+    for ref in REFS:
+        values += [ref, {str(ref): None}, {str(ref): {"kind": "all_reduce"}}]
+    assert_alike(section, values)
+
+
+def test_each_form_of_a_declaration() -> None:
+    names = [
+        "k",
+        "n",
+        "own",
+        "tail",
+        "shard",
+        "compute",
+        "RS",
+        "bf16",
+        "modules",
+        "a_b",
+        "_a",
+        "1st",
+        "my-k",
+        "a b",
+        "",
+        "K9",
+        "é",
+    ]
+    params = [(f"p{number}", value) for number, value in enumerate(NUMBERS)]
+    params += [(f"q{number}", {"default": value}) for number, value in enumerate(NUMBERS)]
+    params += [(f"r{number}", {"default": 1, key: 1}) for number, key in enumerate(("min", "max", "Min", "least"))]
+    params += [("s0", {"min": 1}), ("s1", {"default": 1, "min": -1}), ("s2", {"default": 1, "max": 2**64})]
+    params += [(name, 1) for name in names]
+    lanes = [(name, {}) for name in names] + [("l0", None), ("l1", 1), ("l2", []), ("l3", "high"), ("l4", {"prio": "high"})]
+    for key, values in (("priority", ("high", "normal", "low", 1, None)), ("communicator", ("own", "shared", True, None))):
+        lanes += [(f"{key}{number}", {key: value}) for number, value in enumerate(values)]
+    for section, entries in (("params", params), ("lanes", lanes)):
+        written = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in entries]
+        head = f"version: 1\nname: x\npost_backward: [RS_n]\n{section}:\n"
+        text = head + "".join(f"  {entry}\n" for entry in written)
+        refused = [list(error.absolute_path) for error in VALIDATOR.iter_errors(data_of(text))]
+        found = {violation.span.line - head.count("\n") - 1 for violation in examine(text)[1] if violation.code not in BEYOND}
+        for number, entry in enumerate(entries):
+            alone = {"version": 1, "name": "x", "post_backward": ["RS_n"], section: dict([entry])}
+            assert accepts(alone) == (number not in found), entry
+        assert refused
+
+
+@pytest.mark.parametrize(
+    "name", ["x", "a b", "é", "", " ", "  ", "x" * 100, "x" * 101, "a\nb", "a\n", "a\x07", "a\u2028", 7, None, []]
+)
+def test_names_of_schedules(name: Any) -> None:
+    data = {"version": 1, "name": name, "post_backward": ["RS_n"]}
+    assert accepts(data) == (not codes(json.dumps(data)))
+
+
+@pytest.mark.parametrize("section", ["pre_backward", "post_backward", "root"])
+@pytest.mark.parametrize("value", [None, [], ["RS_n"], {}, {"RS_n": None}, "RS_n", 1])
+def test_sections(section: str, value: Any) -> None:
+    for data in ({"version": 1, "name": "x", section: value}, {"version": 1, "name": "x", "lanes": None, section: value}):
+        assert accepts(data) == (not codes(json.dumps(data)))
+
+
 @given(st.from_regex(r"\A(RS|AR|wait|a_b|my2|compute)?_?[<(]?(n|\*|[0-9])?[-+]?(k|0|0?[0-9]{1,4}|n)?[>)]?\Z"))
 @settings(max_examples=300, deadline=None)
 @pytest.mark.parametrize("section", ["post_backward", "root"])
