@@ -154,16 +154,19 @@ class _Prepared:
 def _problems(model: nn.Module, groups: Sequence[Group]) -> Iterator[str]:
     """Why the model can't be driven, found without touching it."""
     roots = root_modules(model)
+    owners: list[tuple[str, private.ParamGroup | private.State]] = [(group.name, group.raw) for group in groups]
+    owners.extend((name or "(root)", state) for name, state in private.states(model))
+    for name, owner in owners:
+        if replaced := private.replaced_attributes(owner):
+            yield (
+                f"module {name!r} is driven already ({', '.join(replaced)} replaced): "
+                "detach what is attached to the model first"
+            )
     for group in groups:
         if private.is_inner(group.state) and any(m in roots for m in private.modules(group.state)):
             yield f"module {group.name!r} is a part of a sharded model, whose root is outside it: attach to the whole model"
         if private.holds_partial_sum(group.raw):
             yield f"module {group.name!r} holds a gradient that is not all-reduced yet: attach between steps, after zero_grad"
-        if replaced := private.replaced_attributes(group.raw, group.state):
-            yield (
-                f"module {group.name!r} is driven already ({', '.join(replaced)} replaced): "
-                "detach what is attached to the model first"
-            )
         for refusal in private.refusals(group.raw):
             yield f"module {group.name!r} {refusal}"
         if group.raw.device.type != "cpu":

@@ -301,10 +301,10 @@ def give_partial_sum(group: ParamGroup, shard: torch.Tensor) -> None:
     group._partial_reduce_output = shard
 
 
-def replaced_attributes(group: ParamGroup, of: State) -> tuple[str, ...]:
-    """Methods of `group` and its state that somebody replaced on the instance."""
-    names = ("pre_forward", "post_forward", "pre_backward", "post_backward")
-    return (*(name for name in names if name in vars(group)), *((FINAL_CALLBACK,) if FINAL_CALLBACK in vars(of) else ()))
+def replaced_attributes(owner: ParamGroup | State) -> tuple[str, ...]:
+    """Methods that `attach` replaces, and that somebody replaced already on this very object."""
+    names = ("pre_forward", "post_forward", "pre_backward", "post_backward", FINAL_CALLBACK)
+    return tuple(name for name in names if name in vars(owner))
 
 
 class Replacements:
