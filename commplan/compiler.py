@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -11,17 +11,21 @@ from commplan import graph, language, plan
 from commplan.errors import CommplanError, Rule, ScheduleError, Severity, Span, Violation, sort_violations
 from commplan.language.modules import ModuleTable
 from commplan.language.spec import ScheduleSpec
+from commplan.ops import Axis
 from commplan.plan import Plan
 
 Schedule = str | Path | ScheduleSpec
 
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
-    {rule.code: rule for rule in sorted((*language.RULES, *graph.RULES), key=lambda rule: rule.code)}
+    {rule.code: rule for rule in sorted((*language.RULES, *graph.RULES, *plan.RULES), key=lambda rule: rule.code)}
 )
 """Every rule by its code."""
 
 MAX_SINGLE_PARAMS: Final = 8
 """More params than this are not taken to their bounds one at a time."""
+
+_OF_ONE_RANK: Final = ("CP401",)
+"""Errors that leave a plan which can be compared with those of other ranks."""
 
 _DOUBTFUL: Final = ("CP101", "CP102", "CP103")
 """Where a line breaks one of these for some number of modules, that it orders too little for another is no news."""
@@ -45,29 +49,121 @@ def compile(schedule: Schedule, modules: Any, **params: int) -> Plan:  # noqa: A
     return plan.lower(made)
 
 
-def check(schedule: Schedule, modules: Any | None = None, params: Mapping[str, int] | None = None) -> tuple[Violation, ...]:
+def check(
+    schedule: Schedule,
+    modules: Any | None = None,
+    params: Mapping[str, int] | None = None,
+    *,
+    memory_cap_bytes: int | None = None,
+) -> tuple[Violation, ...]:
     """Every finding, errors and warnings, by place; `schedule`, `modules` and `params` as in `compile`.
 
     Without `modules` the schedule is checked for every number of modules that can make a difference; params that are not
-    given are checked at their default and at their bounds.
+    given are checked at their default and, for errors, at their bounds.  `memory_cap_bytes` is the most communication memory
+    that one rank has, with params at their default.
 
     Raises:
-        CommplanError: a param or the module table is not usable.
+        CommplanError: a param or the module table is not usable, or there is a cap and no `modules`.
     """
+    if modules is None and memory_cap_bytes is not None:
+        raise CommplanError("a memory cap says nothing without modules: give their number or a module table too")
+    try:
+        spec = language.resolve(schedule)
+    except ScheduleError as error:
+        return error.violations
+    tables = [] if modules is None else [module_table(modules)]
+    return sort_violations(_findings(spec, dict(params or {}), tables, memory_cap_bytes))
+
+
+def check_ranks(
+    schedule: Schedule,
+    tables: Iterable[Any],
+    params: Mapping[str, int] | None = None,
+    *,
+    in_flight: int = 1,
+    memory_cap_bytes: int | None = None,
+) -> tuple[Violation, ...]:
+    """Every finding of `check` for the modules of each rank, and those between ranks: collectives that differ, deadlocks.
+
+    `tables` are in the order of ranks, each as `modules` in `compile`.  If they are as many as the largest mesh has ranks,
+    these are laid out row by row over (replicate, shard); if not, all are taken to share their groups.  `in_flight` is how
+    many collectives a rank can surely have issued and not over at once; 1 is a thread that blocks in each.
+
+    Raises:
+        CommplanError: a param or a module table is not usable, or there is no table.
+    """
+    if in_flight < 1:
+        raise CommplanError(f"at least 1 collective is in flight, not {in_flight}")
     try:
         spec = language.resolve(schedule)
     except ScheduleError as error:
         return error.violations
     given = dict(params or {})
-    tables = None if modules is None else [module_table(modules)]
-    found: dict[tuple[str, Span, tuple[Span, ...]], Violation] = {}
+    ranks = [module_table(table) for table in tables]
+    if not ranks:
+        raise CommplanError("there is no module table: give one for each rank")
+    keys = [table.model_dump_json() for table in ranks]
+    distinct = dict(zip(keys, ranks, strict=True))
+    found = _findings(spec, given, list(distinct.values()), memory_cap_bytes)
+    if _has_errors(violation for violation in found if violation.code not in _OF_ONE_RANK):
+        return sort_violations(found)
+    between: dict[_Key, Violation] = {}
+    for binding in bindings(spec, given):
+        graphs = {key: graph.build(spec, table, binding) for key, table in distinct.items()}
+        for violation in graph.check_ranks((graphs[key] for key in keys), in_flight):
+            between.setdefault(_key(violation), violation)
+    return sort_violations((*found, *between.values()))
+
+
+_Key = tuple[str, Span, tuple[Span, ...]]
+
+
+def _key(violation: Violation) -> _Key:
+    """What one finding is told by from another, whatever modules and params it was found with."""
+    return violation.code, violation.span, tuple(related.span for related in violation.related)
+
+
+def _findings(
+    spec: ScheduleSpec, given: Mapping[str, int], tables: Sequence[ModuleTable], memory_cap_bytes: int | None
+) -> list[Violation]:
+    """Every finding for each of `tables`; without any, for every number of modules. Warnings are for params as they are by
+    default: a bound is there to be chosen for a reason.
+    """
+    found: dict[_Key, Violation] = {}
+    main = language.bind_params(spec, given)
     for binding in bindings(spec, given):
         for table in tables or map(ModuleTable.uniform, graph.enough_module_counts(spec, binding)):
             for violation in _checked(spec, table, binding)[0]:
-                key = (violation.code, violation.span, tuple(related.span for related in violation.related))
-                found.setdefault(key, violation)
+                if binding == main or violation.severity is Severity.ERROR:
+                    found.setdefault(_key(violation), violation)
     in_doubt = {violation.span.line for violation in found.values() if violation.code in _DOUBTFUL}
-    return sort_violations(v for v in found.values() if v.code != "CP201" or v.span.line not in in_doubt)
+    kept = [v for v in found.values() if v.code != "CP201" or v.span.line not in in_doubt]
+    return kept + list(_memory(spec, main, tables, memory_cap_bytes))
+
+
+def _memory(
+    spec: ScheduleSpec, params: Mapping[str, int], tables: Sequence[ModuleTable], cap_bytes: int | None
+) -> Iterator[Violation]:
+    """What the plans of a schedule keep in memory, where it has any."""
+    exceeds = False
+    for table in tables if cap_bytes is not None else ():
+        found, made = _checked(spec, table, params)
+        if cap_bytes is not None and not _has_errors(found):
+            over = plan.check(plan.lower(made), cap_bytes)
+            exceeds = exceeds or bool(over)
+            yield from over
+    count = graph.settled_module_count(spec, params)
+    if count is None:
+        return
+    used = {axis for table in tables for module in table.modules for axis in module.axes} if tables else set(Axis)
+    sizes = {axis.value: 2 if axis in used else None for axis in Axis}
+    found, made = _checked(spec, ModuleTable.uniform(count, **sizes), params)
+    if not _has_errors(found):
+        yield from plan.check_growth(plan.lower(made), of_shards=cap_bytes is not None and not exceeds)
+
+
+def _has_errors(found: Iterable[Violation]) -> bool:
+    return any(violation.severity is Severity.ERROR for violation in found)
 
 
 def _checked(

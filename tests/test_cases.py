@@ -1,15 +1,14 @@
 """The schedules in tests/cases: each of `err` has exactly the findings in the file beside it, those of `ok` have no errors.
 
-A first line `# modules: 4` checks the schedule for that number of modules alone.
+Comments at the top say what a schedule is checked with (`tests/given.py`).
 """
 
-import re
 from pathlib import Path
 
 import pytest
 
-from commplan.compiler import check
 from commplan.errors import Severity, Violation
+from tests import given
 
 CASES = Path(__file__).parent / "cases"
 ERR = sorted((CASES / "err").glob("*.yaml"))
@@ -17,8 +16,7 @@ OK = sorted((CASES / "ok").glob("*.yaml"))
 
 
 def findings(path: Path) -> tuple[Violation, ...]:
-    fixed = re.match(rb"# modules: (\d+)\s", path.read_bytes())
-    return check(path, int(fixed[1]) if fixed else None)
+    return given.findings(path.read_bytes().decode("latin-1"), path)
 
 
 @pytest.mark.parametrize("path", ERR, ids=lambda path: path.stem)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
 
+from commplan import compiler
 from commplan.cli.render import FileReport
-from commplan.errors import CommplanError, ScheduleError
+from commplan.errors import CommplanError, ScheduleError, Violation
 from commplan.language import load_table, resolve
+from commplan.language.fields import UNIT_BYTES, size_bytes
 from commplan.language.modules import ModuleTable
 from commplan.language.source import did_you_mean, shown
 from commplan.language.spec import ScheduleSpec
@@ -39,6 +42,48 @@ def read_modules(value: str) -> int | ModuleTable:
         return load_table(value)
     except CommplanError as error:
         raise typer.BadParameter(f"expected a number of modules or a module table; {error}", param_hint="--modules") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """What schedules are checked against: a module table, one for each rank, or (none) every number of modules."""
+
+    tables: tuple[int | ModuleTable, ...] = ()
+    memory_cap_bytes: int | None = None
+    in_flight: int = 1
+
+    def findings(self, spec: ScheduleSpec, params: Mapping[str, int]) -> tuple[Violation, ...]:
+        """Every finding in a schedule."""
+        cap_bytes = self.memory_cap_bytes
+        if len(self.tables) > 1:
+            return compiler.check_ranks(spec, self.tables, params, in_flight=self.in_flight, memory_cap_bytes=cap_bytes)
+        modules = self.tables[0] if self.tables else None
+        return compiler.check(spec, modules, params, memory_cap_bytes=cap_bytes)
+
+
+def read_against(modules: Sequence[str], memory_cap: str | None, in_flight: int) -> Against:
+    """`--modules`, given any number of times, `--memory-cap` and `--in-flight`.
+
+    Raises:
+        typer.BadParameter: if one cannot be used, or there is a cap and no `--modules`.
+    """
+    if memory_cap is not None and not modules:
+        raise typer.BadParameter("it needs --modules: the memory of which model?", param_hint="--memory-cap")
+    cap_bytes = None if memory_cap is None else read_memory_cap(memory_cap)
+    return Against(tuple(map(read_modules, modules)), cap_bytes, in_flight)
+
+
+def read_memory_cap(value: str) -> int:
+    """`--memory-cap`: `2GiB`, `2GB` or a number of bytes.
+
+    Raises:
+        typer.BadParameter: if it is no size.
+    """
+    cap_bytes = size_bytes(value.strip())
+    if not cap_bytes:
+        units = ", ".join(UNIT_BYTES)
+        raise typer.BadParameter(f"expected a size above 0 as in 2GiB ({units}), not {shown(value)}", param_hint="--memory-cap")
+    return cap_bytes
 
 
 def read_settings(values: Sequence[str]) -> dict[str, int]:

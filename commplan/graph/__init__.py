@@ -1,8 +1,18 @@
 """Spec x module table -> concrete ops and edges, each edge with its reason; the rules; the order."""
 
 from commplan.graph.build import build
-from commplan.graph.counts import enough_module_counts
+from commplan.graph.counts import enough_module_counts, settled_module_count
 from commplan.graph.model import Reason, Role, ScheduleGraph
-from commplan.graph.rules import RULES, check
+from commplan.graph.rules import RULES, check, check_ranks
 
-__all__ = ["RULES", "Reason", "Role", "ScheduleGraph", "build", "check", "enough_module_counts"]
+__all__ = [
+    "RULES",
+    "Reason",
+    "Role",
+    "ScheduleGraph",
+    "build",
+    "check",
+    "check_ranks",
+    "enough_module_counts",
+    "settled_module_count",
+]

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from typing import Final
 
@@ -52,24 +53,66 @@ def enough_module_counts(spec: ScheduleSpec, params: Mapping[str, int]) -> tuple
 
     The first is the one that makes the best example: large enough for every line to fall into a hook of its own.
     """
-    lines = [line for section in Section for line in spec.lines(section)]
-    distances = {abs(ref.index.offset(params)) for line in lines for ref in _refs(line) if not ref.index.every}
-    lengths = {length for line in lines for length in _bucket_lengths(line, params)}
-    tails = {line.fuse.tail.resolve(params) for line in lines if isinstance(line, OpLine) and line.fuse is not None}
-    reach = max(distances, default=0) + max(lengths, default=0)
-    lanes = {line.lane for line in lines if isinstance(line, OpLine)} | {BUILT_IN_LANES[0]}
-    period = min(math.lcm(*lengths), 2 * sum(lengths)) if lengths else 0
-    most = (len(lanes) + 2) * (reach + 1) + period + max(tails, default=0)
-    most = min(most, MAX_MODULES)
-    if reach <= SMALL_REACH:
+    extent = _Extent.of(spec, params)
+    most = min(extent.settled, MAX_MODULES)
+    if extent.reach <= SMALL_REACH:
         counts = set(range(1, most + 1))
     else:
-        steps = sorted({0, 1, *distances, *lengths, *tails})
+        steps = sorted({0, 1, *extent.distances, *extent.lengths, *extent.tails})
         sums = {one + other + nudge for one, other in combinations_with_replacement(steps, 2) for nudge in (-1, 0, 1)}
         counts = {count for count in {*range(1, SMALL_REACH), *sums} if 0 < count <= most}
-    example = min(reach + 3, most)
-    weight = sum(_weight(line, params) for line in lines) * (1 + len(lanes) // USUAL_LANES)
-    return tuple(_within_budget((example, *sorted(counts - {example})), weight))
+    example = min(extent.reach + 3, most)
+    return tuple(_within_budget((example, *sorted(counts - {example})), extent.weight))
+
+
+def settled_module_count(spec: ScheduleSpec, params: Mapping[str, int]) -> int | None:
+    """A number of modules at which what is not bounded shows: what of the first module lasts until the last one lasts as
+    long with any larger number. None if it is too large to be tried.
+    """
+    extent = _Extent.of(spec, params)
+    small = extent.settled <= MAX_MODULES and extent.settled * extent.weight <= MAX_WORK
+    return extent.settled if small else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """How far the lines of a schedule reach, in modules.
+
+    Attributes:
+        distances: offsets of references.
+        lengths: modules in a bucket, by line.
+        tails: modules left out of buckets at the end.
+        lanes: lanes in use, compute included.
+        weight: nodes and edges for each module, about.
+    """
+
+    distances: frozenset[int]
+    lengths: frozenset[int]
+    tails: frozenset[int]
+    lanes: int
+    weight: int
+
+    @classmethod
+    def of(cls, spec: ScheduleSpec, params: Mapping[str, int]) -> _Extent:
+        """Measure the lines of `spec`."""
+        lines = [line for section in Section for line in spec.lines(section)]
+        distances = {abs(ref.index.offset(params)) for line in lines for ref in _refs(line) if not ref.index.every}
+        lengths = {length for line in lines for length in _bucket_lengths(line, params)}
+        tails = {line.fuse.tail.resolve(params) for line in lines if isinstance(line, OpLine) and line.fuse is not None}
+        lanes = len({line.lane for line in lines if isinstance(line, OpLine)} | {BUILT_IN_LANES[0]})
+        weight = sum(_weight(line, params) for line in lines) * (1 + lanes // USUAL_LANES)
+        return cls(frozenset(distances), frozenset(lengths), frozenset(tails), lanes, weight)
+
+    @property
+    def reach(self) -> int:
+        """The largest distance between an op and the hook that places or names it."""
+        return max(self.distances, default=0) + max(self.lengths, default=0)
+
+    @property
+    def settled(self) -> int:
+        """(L+2)(R+1), and the lengths and tails of buckets."""
+        period = min(math.lcm(*self.lengths), 2 * sum(self.lengths)) if self.lengths else 0
+        return (self.lanes + 2) * (self.reach + 1) + period + max(self.tails, default=0)
 
 
 def _within_budget(counts: Iterable[int], weight: int) -> Iterator[int]:

@@ -141,6 +141,12 @@ def read_number(node: Node, allowed: Range, scope: Scope) -> Number | None:
     return None if value is None else Number(value=value)
 
 
+def size_bytes(text: str) -> int | None:
+    """The bytes that `64MiB`, `64MB` or `64000000` means; None if `text` is not a size."""
+    match = re.fullmatch(rf"(?P<count>[0-9]{{1,20}})(?P<unit>{'|'.join(UNIT_BYTES)})?", text)
+    return int(match["count"]) * UNIT_BYTES.get(match["unit"], 1) if match else None
+
+
 def read_size(node: Node, allowed: Range, scope: Scope) -> Number | None:
     """A number of bytes: `64MiB`, `1000000`, or the name of a param."""
     if not isinstance(node, Scalar) or not node.is_text or re.fullmatch(NAME_PATTERN, node.value):

@@ -140,9 +140,12 @@ class ModuleTable(BaseModel):
         return len(self.modules)
 
     @classmethod
-    def uniform(cls, num_modules: int, *, replicate: int = 2, shard: int = 2) -> ModuleTable:
-        """A table of equal modules on a (replicate, shard) mesh, for checking a schedule without a model."""
-        axes = {Axis.REPLICATE: replicate, Axis.SHARD: shard}
+    def uniform(cls, num_modules: int, *, replicate: int | None = 2, shard: int | None = 2) -> ModuleTable:
+        """A table of equal modules on a (replicate, shard) mesh, for checking a schedule without a model; None for an axis
+        that the mesh lacks.
+        """
+        sizes = {Axis.REPLICATE: replicate, Axis.SHARD: shard}
+        axes = {axis: size for axis, size in sizes.items() if size is not None}
         return cls(
             modules=tuple(
                 Module(name=f"module_{n}", parameters=(Parameter(name="weight", shape=DEFAULT_SHAPE),), axes=axes)

@@ -11,5 +11,19 @@ from commplan.plan.model import (
     Step,
     WaitStep,
 )
+from commplan.plan.rules import RULES, check, check_growth
 
-__all__ = ["Buffer", "BufferKind", "Hook", "LaneInfo", "OpStep", "Plan", "Step", "WaitStep", "lower"]
+__all__ = [
+    "RULES",
+    "Buffer",
+    "BufferKind",
+    "Hook",
+    "LaneInfo",
+    "OpStep",
+    "Plan",
+    "Step",
+    "WaitStep",
+    "check",
+    "check_growth",
+    "lower",
+]

@@ -261,7 +261,7 @@ def test_nothing_in_a_schedule_ends_or_begins_a_command(text: str, name: str) ->
 # As a user gets them
 
 
-@pytest.mark.parametrize(("name", "code"), [("blocking", 0), (str(CASES / "err" / "cycle.yaml"), 1), ("gone.yaml", 2)])
+@pytest.mark.parametrize(("name", "code"), [("eager_apply", 0), (str(CASES / "err" / "cycle.yaml"), 1), ("gone.yaml", 2)])
 @pytest.mark.parametrize("form", ["sarif", "github", "json"])
 def test_formats_have_the_exit_codes_of_text(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: str, name: str, code: int

@@ -6,20 +6,21 @@ import re
 
 import pytest
 
-from commplan import compiler, graph
+from commplan import compiler, graph, plan
 from commplan.errors import Rule, Severity, Violation
 from commplan.language import library
 from commplan.language.modules import Module, ModuleTable, Parameter
 from commplan.ops import Axis
+from tests import given
 
 
-@pytest.mark.parametrize("rule", graph.RULES, ids=lambda rule: rule.code)
+@pytest.mark.parametrize("rule", [*graph.RULES, *plan.RULES], ids=lambda rule: rule.code)
 def test_documentation_shows_what_breaks_a_rule_and_what_does_not(rule: Rule) -> None:
-    found = compiler.check(rule.wrong)
+    found = given.findings(rule.wrong)
     assert {violation.code for violation in found} == {rule.code}
     assert {violation.severity for violation in found} == {rule.severity}
     assert all(violation.hint for violation in found)
-    assert compiler.check(rule.right) == ()
+    assert given.findings(rule.right) == ()
 
 
 def errors(text: str, modules: int | ModuleTable | None = None) -> tuple[Violation, ...]:

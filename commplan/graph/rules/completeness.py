@@ -151,6 +151,7 @@ RULES = (
 version: 1
 name: no_all_reduce
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
 root:
   - apply_n: {after: RS_n}
@@ -159,6 +160,7 @@ root:
 version: 1
 name: no_all_reduce
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
 root:
@@ -178,6 +180,7 @@ root:
 version: 1
 name: two_reductions
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
 root:
@@ -188,6 +191,7 @@ root:
 version: 1
 name: two_reductions
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
 root:
@@ -207,6 +211,7 @@ root:
 version: 1
 name: no_apply
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
 """,
@@ -214,6 +219,7 @@ post_backward:
 version: 1
 name: no_apply
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
 root:
@@ -233,9 +239,10 @@ root:
 version: 1
 name: two_applies
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
-  - apply_n: {after: AR_n}
+  - apply_<n-1>: {after: AR_<n-1>}
 root:
   - apply_n: {after: AR_n}
 """,
@@ -243,6 +250,7 @@ root:
 version: 1
 name: two_applies
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
 root:
@@ -263,6 +271,7 @@ root:
 version: 1
 name: ahead
 post_backward:
+  - wait: RS_<n-1>
   - RS_<n+1>: {after: compute_n}
   - AR_n: {after: RS_n}
 root:
@@ -272,6 +281,7 @@ root:
 version: 1
 name: ahead
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
 root:
@@ -291,6 +301,7 @@ root:
 version: 1
 name: other_axis
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - sum_n: {kind: all_reduce, axis: shard, after: RS_n}
 root:
@@ -300,6 +311,7 @@ root:
 version: 1
 name: other_axis
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - sum_n: {kind: all_reduce, axis: replicate, after: RS_n}
 root:
@@ -319,10 +331,11 @@ root:
 version: 1
 name: two_gatherings
 pre_backward:
-  - AG_n
-  - again_n: {kind: all_gather}
+  - AG_<n+1>
+  - again_<n+1>: {kind: all_gather}
   - wait: [AG_n, again_n]
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
 root:
@@ -332,9 +345,10 @@ root:
 version: 1
 name: two_gatherings
 pre_backward:
-  - AG_n
+  - AG_<n+1>
   - wait: AG_n
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
 root:
@@ -354,16 +368,17 @@ root:
 version: 1
 name: only_gathering
 pre_backward:
-  - AG_n
+  - AG_<n+1>
   - wait: AG_n
 """,
             right="""\
 version: 1
 name: only_gathering
 pre_backward:
-  - AG_n
+  - AG_<n+1>
   - wait: AG_n
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
 root:

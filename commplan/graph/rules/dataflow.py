@@ -125,16 +125,20 @@ RULES = (
 version: 1
 name: hopeful
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n
+root:
   - apply_n: {after: AR_n}
 """,
             right="""\
 version: 1
 name: hopeful
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
+root:
   - apply_n: {after: AR_n}
 """,
         ),
@@ -151,17 +155,19 @@ post_backward:
 version: 1
 name: backwards
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
-  - apply_n: {after: RS_n}
+  - apply_<n-1>: {after: RS_<n-1>}
   - AR_<n-1>: {after: RS_<n-1>}
 """,
             right="""\
 version: 1
 name: backwards
 post_backward:
+  - wait: RS_<n-1>
+  - apply_<n-2>: {after: AR_<n-2>}
   - RS_n: {after: compute_n}
   - AR_<n-1>: {after: RS_<n-1>}
-  - apply_<n-1>: {after: AR_<n-1>}
 """,
         ),
         early_reads,
@@ -177,6 +183,7 @@ post_backward:
 version: 1
 name: nothing_to_reduce
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n, when: last_backward}
   - AR_n: {after: RS_n}
 root:
@@ -186,6 +193,7 @@ root:
 version: 1
 name: nothing_to_reduce
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n, when: last_backward}
   - AR_n: {after: RS_n, when: last_backward}
 root:

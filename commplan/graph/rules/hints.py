@@ -55,6 +55,7 @@ RULES = (
 version: 1
 name: upside_down
 post_backward:
+  - wait: RS_<n-1>
   - AR_n: {after: RS_n}
   - RS_n: {after: compute_n}
 root:
@@ -64,6 +65,7 @@ root:
 version: 1
 name: upside_down
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
 root:

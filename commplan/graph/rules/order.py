@@ -111,16 +111,20 @@ RULES = (
 version: 1
 name: circle
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: [compute_n, AR_n]}
   - AR_n: {after: RS_n}
+root:
   - apply_n: {after: AR_n}
 """,
             right="""\
 version: 1
 name: circle
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
+root:
   - apply_n: {after: AR_n}
 """,
         ),
@@ -137,6 +141,7 @@ post_backward:
 version: 1
 name: too_soon
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_<n-1>: {after: RS_<n-1>}
   - apply_n: {after: AR_n}
@@ -145,6 +150,7 @@ post_backward:
 version: 1
 name: too_soon
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_<n-1>: {after: RS_<n-1>}
 root:
@@ -164,6 +170,7 @@ root:
 version: 1
 name: slip
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
 root:
@@ -173,6 +180,7 @@ root:
 version: 1
 name: slip
 post_backward:
+  - wait: RS_<n-1>
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
 root:
