@@ -25,6 +25,7 @@ summary: For a test.
 post_backward:
   - RS_n: {after: compute_n}
   - AR_n: {after: RS_n}
+  - wait: RS_<n-1>
 root:
   - apply_n: {after: AR_n}
 """
@@ -51,9 +52,16 @@ def write(name: str, content: str | bytes) -> str:
 
 
 def test_every_schedule_of_the_library_is_clean(run: Run) -> None:
-    result = run("check", "--strict", *library.names())
+    names = [name for name in library.names() if name != "blocking"]
+    result = run("check", "--strict", *names)
     assert (result.code, result.err) == (0, "")
-    assert result.out == f"no errors in {len(library.names())} files\n"
+    assert result.out == f"no errors in {len(names)} files\n"
+
+
+def test_the_one_that_overlaps_nothing_is_told_so(run: Run) -> None:
+    result = run("check", "blocking")
+    assert result.code == 0
+    assert [finding.split()[1] for finding in FINDING.findall(result.out)] == ["CP502", "CP502"]
 
 
 def test_a_finding_begins_with_its_place_and_shows_the_line(run: Run) -> None:
@@ -94,7 +102,7 @@ def test_json_names_the_same_findings(run: Run) -> None:
 def test_warnings_fail_only_when_strict(run: Run, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], code: int) -> None:
     spec = commplan.language.parse(GOOD, "good.yaml")
     warning = commplan.errors.Violation("CP501", "slow", spec.name_span, severity=commplan.errors.Severity.WARNING)
-    monkeypatch.setattr(compiler, "check", lambda *_: (warning,))
+    monkeypatch.setattr(compiler, "check", lambda *_, **__: (warning,))
     result = run("check", write("good.yaml", GOOD), *flags)
     assert result.code == code
     assert result.out.endswith("1 warning in 1 file\n")
@@ -111,6 +119,41 @@ def test_a_table_can_stand_for_the_number_of_modules(run: Run) -> None:
     table = write("table.json", ModuleTable.uniform(3).model_dump_json())
     assert run("check", "blocking", "--modules", table).code == 0
     assert run("plan", "blocking", "--modules", table).out == run("plan", "blocking", "--modules", "3").out
+
+
+# check against ranks and a cap
+
+
+def rank_tables() -> tuple[str, str]:
+    """Two modules over one axis each, and the same in the other order."""
+    table = ModuleTable.uniform(2).model_dump(mode="json")
+    embed, head = table["modules"]
+    modules = [embed | {"axes": {"shard": 2}}, head | {"axes": {"replicate": 2}}]
+    orders = (modules, modules[::-1])
+    first, second = (write(f"r{i}.json", json.dumps(table | {"modules": order})) for i, order in enumerate(orders))
+    return first, second
+
+
+def test_tables_of_several_ranks_are_compared(run: Run) -> None:
+    first, second = rank_tables()
+    result = run("check", "single_lane", "--modules", first, "--modules", second)
+    assert result.code == 1
+    assert [finding.split()[1] for finding in FINDING.findall(result.out)] == ["CP302"]
+    assert "a deadlock: rank 0 waits in RS_0 (module_0) for rank 1, which waits in AR_0 (module_1) for rank 0" in result.out
+    assert run("check", "single_lane", "--modules", first, "--modules", first).code == 0
+
+
+def test_how_many_collectives_are_in_flight_can_be_said(run: Run) -> None:
+    tables = [argument for table in rank_tables() for argument in ("--modules", table)]
+    assert "CP303" in run("check", "overlapped_allreduce", *tables).out
+    assert run("check", "overlapped_allreduce", *tables, "--in-flight", "2").code == 0
+
+
+@pytest.mark.parametrize(("cap", "code"), [("52MiB", 0), ("54525952", 0), ("54525951", 1), ("52MB", 1), ("1GiB", 0)])
+def test_a_memory_cap_is_kept_or_an_error(run: Run, cap: str, code: int) -> None:
+    result = run("check", "overlapped_allreduce", "--modules", "24", "--memory-cap", cap)
+    assert result.code == code
+    assert ("CP401" in result.out) == bool(code)
 
 
 # plan
@@ -204,6 +247,12 @@ TABLE = ModuleTable.uniform(2).model_dump()
         (("check", "good.yaml", "--modules", "deep.json"), "deep.json"),
         (("check", "good.yaml", "--modules", "dtype.json"), "dtype.json: modules[0]"),
         (("check", "good.yaml", "--modules", "order.json"), "need_order"),
+        (("check", "good.yaml", "--memory-cap", "2GiB"), "needs --modules"),
+        (("check", "good.yaml", "--memory-cap", "2 gigs", "--modules", "3"), "expected a size above 0 as in 2GiB"),
+        (("check", "good.yaml", "--memory-cap", "0", "--modules", "3"), "expected a size above 0 as in 2GiB"),
+        (("check", "good.yaml", "--memory-cap", "9" * 5000, "--modules", "3"), "expected a size above 0"),
+        (("check", "good.yaml", "--in-flight", "0"), "--in-flight"),
+        (("check", "good.yaml", "--modules", "2", "--modules", "gone.json"), "gone.json"),
         (("plan", "good.yaml"), "--modules"),
         (("plan", "missing.yaml", "--modules", "3"), "cannot read 'missing.yaml'"),
         (("explain", "CP999"), "no rule has the code 'CP999'"),
@@ -268,7 +317,7 @@ def test_no_text_is_a_fault_of_commplan(run: Run, command: tuple[str, ...], cont
 
 
 def test_a_fault_of_commplan_is_two_lines(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise KeyError("first\nsecond")
 
     monkeypatch.setattr(compiler, "check", broken)
