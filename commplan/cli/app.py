@@ -15,7 +15,6 @@ from commplan.cli.formats import Format
 from commplan.cli.render import FileReport
 from commplan.errors import Rule, ScheduleError, Severity
 from commplan.language import library, load
-from commplan.language.modules import ModuleTable
 from commplan.language.source import did_you_mean, shown
 from commplan.language.spec import ScheduleSpec
 
@@ -61,10 +60,20 @@ def list_library() -> None:
 def check(
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="Schedule files, or names of the library's.")],
     modules: Annotated[
-        str | None,
-        typer.Option(metavar="N|TABLE.json", help="How many modules, or a module table. Default: every number that matters."),
+        list[str] | None,
+        typer.Option(
+            metavar="N|TABLE.json",
+            help="How many modules, or a module table. Default: every number that matters. Several: one for each rank.",
+        ),
     ] = None,
     settings: inputs.SetOption = None,
+    memory_cap: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="The most communication memory on one rank, as 2GiB; needs --modules."),
+    ] = None,
+    in_flight: Annotated[
+        int, typer.Option(metavar="K", min=1, help="Between ranks: how many collectives can surely be in flight at once.")
+    ] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings too.")] = False,
     output: Annotated[
         Format, typer.Option("--format", help="For a person, a program, code scanning or GitHub Actions.")
@@ -76,9 +85,9 @@ def check(
 
     Exit codes: 0 no errors; 1 errors (with --strict: warnings too); 2 wrong usage or an unreadable file.
     """
-    table = None if modules is None else inputs.read_modules(modules)
+    against = inputs.read_against(modules or [], memory_cap, in_flight)
     chosen = inputs.read_settings(settings or [])
-    results = [_check_file(name, table, chosen) for name in files]
+    results = [_check_file(name, against, chosen) for name in files]
     specs = [spec for report, spec in results if spec is not None]
     if len(specs) == len(results):
         inputs.require_declared(chosen, (param.name for spec in specs for param in spec.params))
@@ -141,14 +150,14 @@ def explain(
     console.print(_rule_text(found), end="")
 
 
-def _check_file(name: str, modules: int | ModuleTable | None, chosen: dict[str, int]) -> tuple[FileReport, ScheduleSpec | None]:
+def _check_file(name: str, against: inputs.Against, chosen: dict[str, int]) -> tuple[FileReport, ScheduleSpec | None]:
     report, spec = inputs.read_schedule(name)
     if spec is None:
         return report, None
     declared = {param.name for param in spec.params}
     params = {key: value for key, value in chosen.items() if key in declared}
     with inputs.usage_errors():
-        return FileReport(report.file, compiler.check(spec, modules, params)), spec
+        return FileReport(report.file, against.findings(spec, params)), spec
 
 
 def _exit_code(reports: list[FileReport], strict: bool) -> int:

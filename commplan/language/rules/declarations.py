@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from commplan.errors import Rule, Severity
-from commplan.language.rules.examples import APPLY, HEAD, RIGHT, RS, example
+from commplan.language.rules.examples import APPLY, HEAD, RIGHT, RS, WAIT, example
 
-_DELAYED: Final = f"post_backward:\n{RS}  - AR_<n-k>: {{after: RS_<n-k>}}\nroot:\n{APPLY}"
+_DELAYED: Final = f"post_backward:\n{WAIT}{RS}  - AR_<n-k>: {{after: RS_<n-k>}}\nroot:\n{APPLY}"
 
 DECLARATION_RULES: Final[tuple[Rule, ...]] = (
     Rule(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from commplan.errors import Rule, Severity
-from commplan.language.rules.examples import APPLY, AR, HEAD, RIGHT, RS, example
+from commplan.language.rules.examples import APPLY, AR, HEAD, RIGHT, RS, WAIT, example
 
-_PIPELINED: Final = f"{HEAD}post_backward:\n{RS}  - AR_<n-1>: {{after: RS_<n-1>}}\nroot:\n"
-_FUSED: Final = f"{HEAD}post_backward:\n{RS}  - AR_n: {{after: RS_n, fuse: FUSE}}\nroot:\n{APPLY}"
+_PIPELINED: Final = f"{HEAD}post_backward:\n{WAIT}{RS}  - AR_<n-1>: {{after: RS_<n-1>}}\nroot:\n"
+_FUSED: Final = f"{HEAD}post_backward:\n{WAIT}{RS}  - AR_n: {{after: RS_n, fuse: FUSE}}\nroot:\n{APPLY}"
 
 LINE_RULES: Final[tuple[Rule, ...]] = (
     Rule(
@@ -63,10 +63,10 @@ LINE_RULES: Final[tuple[Rule, ...]] = (
         code="CP028",
         title="A collective on the compute lane",
         severity=Severity.ERROR,
-        what="Only `apply` runs on `compute`. To make compute wait for a collective, write `- wait: AR_n`.",
+        what="Only `apply` runs on `compute`. To make compute wait for a collective, write `- wait: AR_<n-1>`.",
         why="Compute would stand still for the whole collective, and nothing would be hidden behind it.",
         wrong=example(ar="AR_n: {after: RS_n, lane: compute}"),
-        right=example(ar=f"{AR}  - wait: AR_n\n"),
+        right=example(ar=f"{AR}  - wait: AR_<n-1>\n"),
     ),
     Rule(
         code="CP029",
@@ -94,11 +94,11 @@ LINE_RULES: Final[tuple[Rule, ...]] = (
         why="`after: Outer_n` could not tell which of the two is meant.",
         wrong=example(
             ar="Outer_n: {kind: all_reduce, after: RS_n}",
-            apply="Outer_<n-1>: {kind: apply, after: Outer_<n-1>}",
+            apply="Outer_n: {kind: apply, after: Outer_n}",
         ),
         right=example(
             ar="Outer_n: {kind: all_reduce, after: RS_n}",
-            apply="Add_<n-1>: {kind: apply, after: Outer_<n-1>}",
+            apply="Add_n: {kind: apply, after: Outer_n}",
         ),
     ),
     Rule(
@@ -128,7 +128,7 @@ LINE_RULES: Final[tuple[Rule, ...]] = (
         severity=Severity.ERROR,
         what="A size is a whole number with KiB, MiB, GiB (powers of 1024), KB, MB or GB (of 1000) right behind it, or none.",
         why="`64M` may mean one or the other.",
-        wrong=_FUSED.replace("FUSE", "{bytes: 64M}"),
-        right=_FUSED.replace("FUSE", "{bytes: 64MiB}"),
+        wrong=_FUSED.replace("FUSE", "{bytes: 64M, tail: 1}"),
+        right=_FUSED.replace("FUSE", "{bytes: 64MiB, tail: 1}"),
     ),
 )
