@@ -1,4 +1,4 @@
-"""An HSDP that is not FSDP2, driven through the same interface; and an executor without its safeguards, which must be noticed."""
+"""An HSDP that is not FSDP2, driven through the same interface; an executor without its safeguards must be noticed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.worlds import parity
 from tests.worlds.lazy import LazyLanes, PoisonedMemory
 from tests.worlds.world import Rank, Worlds
 
-NUM_SCENARIOS = 240
+NUM_SCENARIOS = 120
 
 
 def make_groups(here: Rank, shape: tuple[int, int]) -> dict[str, Groups]:

@@ -25,22 +25,15 @@ FN = parity.PROBLEMS["FN"]
 
 HEAD = "version: 1\nname: mine\nsummary: One of mine.\n"
 BAD = HEAD + "post_backward:\n  - AR_n: {after: compute_n}\n  - RS_n: {after: AR_n}\n"
+REDUCE = "post_backward:\n  - RS_n: {after: compute_n}\n"
+APPLY = "root:\n  - apply_n: {after: AR_n}\n"
 ATTRIBUTES = {
-    "fuse": HEAD
-    + "post_backward:\n  - RS_n: {after: compute_n}\n  - AR_n: {after: RS_n, fuse: {modules: 2}}\nroot:\n  - apply_n: {after: AR_n}\n",
-    "chunks": HEAD
-    + "post_backward:\n  - RS_n: {after: compute_n}\n  - AR_n: {after: RS_n, chunks: 2}\nroot:\n  - apply_n: {after: AR_n}\n",
-    "dtype": HEAD
-    + "post_backward:\n  - RS_n: {after: compute_n}\n  - AR_n: {after: RS_n, dtype: bf16}\nroot:\n  - apply_n: {after: AR_n}\n",
-    "when": HEAD
-    + "post_backward:\n  - RS_n: {after: compute_n}\n  - AR_n: {after: RS_n, when: last_backward}\n"
-    + "root:\n  - apply_n: {after: AR_n}\n",
-    "AG": HEAD
-    + "pre_backward:\n  - AG_<n+1>\n  - wait: AG_n\n"
-    + "post_backward:\n  - RS_n: {after: compute_n}\n  - AR_n: {after: RS_n}\nroot:\n  - apply_n: {after: AR_n}\n",
-    "communicator": HEAD
-    + "lanes:\n  outer: {communicator: own}\n"
-    + "post_backward:\n  - RS_n: {after: compute_n}\n  - AR_n: {after: RS_n, lane: outer}\nroot:\n  - apply_n: {after: AR_n}\n",
+    "fuse": HEAD + REDUCE + "  - AR_n: {after: RS_n, fuse: {modules: 2}}\n" + APPLY,
+    "chunks": HEAD + REDUCE + "  - AR_n: {after: RS_n, chunks: 2}\n" + APPLY,
+    "dtype": HEAD + REDUCE + "  - AR_n: {after: RS_n, dtype: bf16}\n" + APPLY,
+    "when": HEAD + REDUCE + "  - AR_n: {after: RS_n, when: last_backward}\n" + APPLY,
+    "AG": HEAD + "pre_backward:\n  - AG_<n+1>\n  - wait: AG_n\n" + REDUCE + "  - AR_n: {after: RS_n}\n" + APPLY,
+    "communicator": HEAD + "lanes: {outer: {communicator: own}}\n" + REDUCE + "  - AR_n: {after: RS_n, lane: outer}\n" + APPLY,
 }
 
 
@@ -183,11 +176,7 @@ def part_of_a_model(here: Rank) -> str:
         (unknown_torch, [re.escape(torch.__version__), "2.99"]),
         (all_reduce_hook, ["b.1", "set_all_reduce_hook"]),
         (part_of_a_model, ["part of a sharded model"]),
-        pytest.param(
-            tied_over_two_groups,
-            ["weight"],
-            marks=pytest.mark.xfail(reason="fully_shard unties them before attach sees the model", strict=True),
-        ),
+        (tied_over_two_groups, ["weight"]),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

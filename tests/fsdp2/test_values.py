@@ -40,7 +40,7 @@ def num_ops(attachment: Attachment, so_far: Counter[str] | None = None) -> Count
 def fk_case(here: Rank, shape: tuple[int, ...], sharding: dict[str, Any], change: str | None, per_k: float) -> None:
     torch.manual_seed(0)
     names = ("replicate", "shard") if len(shape) == 2 else ("shard",)
-    for schedule, params in parity.SCHEDULES:
+    for schedule, params in parity.LIBRARY if change is None and not sharding else parity.DIFFERENT:
         model = models.shard(models.fk(6), here.mesh(shape, names), **sharding)
         for module in model.modules():
             if change == "factor" and isinstance(module, models.Scaled):
@@ -125,7 +125,7 @@ def test_accumulation(worlds: Worlds, flag: str, num_microbatches: int, num_redu
 def problem_counts(here: Rank, name: str) -> dict[str, dict[str, int]]:
     problem = parity.PROBLEMS[name]
     counted = {}
-    for schedule, params in parity.SCHEDULES:
+    for schedule, params in parity.DIFFERENT:
         model = parity.build(problem, here, (2, 2), {})
         with commplan.attach(model, schedule, **params) as attachment:
             problem.loss(model(problem.batch(here.rank, 0)), here.rank).backward()
@@ -216,7 +216,7 @@ SITUATIONS: dict[str, tuple[Callable[[], nn.Module], reference.Backward]] = {
 def situation(here: Rank, name: str) -> None:
     build, backward = SITUATIONS[name]
     expected = reference.gradients(build, here.size, backward)
-    for schedule, params in parity.SCHEDULES:
+    for schedule, params in parity.DIFFERENT:
         torch.manual_seed(0)
         model = build()
         for block in getattr(model, "b", ()):
@@ -229,13 +229,7 @@ def situation(here: Rank, name: str) -> None:
                 model.zero_grad()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason="wrong as in stock FSDP2", strict=True) if "reentrant" in name else ())
-        for name in SITUATIONS
-    ],
-)
+@pytest.mark.parametrize("name", SITUATIONS)
 def test_situations(worlds: Worlds, name: str) -> None:
     worlds.of(4).run(situation, name=name)
 
@@ -282,7 +276,7 @@ def partial_use(here: Rank, uses: list[str], flags: list[dict[str, bool]], bf16:
             FN.loss(model(FN.batch(rank, i)).float(), rank).backward()
 
     expected = reference.gradients(Pair, here.size, backward)
-    for schedule, params in parity.SCHEDULES:
+    for schedule, params in parity.DIFFERENT:
         torch.manual_seed(0)
         kwargs = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)} if bf16 else {}
         model = fully_shard(Pair(), mesh=here.mesh((2, 2)), **kwargs)
@@ -304,7 +298,7 @@ def test_parameters_in_some_microbatches_only(worlds: Worlds, uses: list[str], f
 def group_without_last_gradient(here: Rank) -> list[list[float | None]]:
     """Block 1 takes part in the first microbatch only; its partial sum is all-reduced all the same."""
     found = []
-    for schedule, params in parity.SCHEDULES:
+    for schedule, params in parity.DIFFERENT:
         torch.manual_seed(0)
         model = models.shard(models.fk(3), here.mesh((2, 2)))
         blocks = list(model)  # type: ignore[call-overload]
@@ -321,7 +315,7 @@ def group_without_last_gradient(here: Rank) -> list[list[float | None]]:
 
 def test_partial_sum_of_a_group_that_gets_nothing_more(worlds: Worlds) -> None:
     for found in worlds.of(4).run(group_without_last_gradient):
-        assert found == [[5.0, 5.0, 15.0]] * len(parity.SCHEDULES)
+        assert found == [[5.0, 5.0, 15.0]] * len(parity.DIFFERENT)
 
 
 def frozen_on_odd_steps(here: Rank) -> None:

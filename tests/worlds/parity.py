@@ -26,6 +26,15 @@ SCHEDULES: Final[Sequence[Schedule]] = (
 )
 """The whole library, and the edges of its params."""
 
+LIBRARY: Final[Sequence[Schedule]] = SCHEDULES[: len(library.names())]
+DIFFERENT: Final[Sequence[Schedule]] = (
+    ("blocking", {}),
+    ("bucketed_pipeline_depth2", {}),
+    ("delayed_allreduce", {"k": 3}),
+    ("fsdp2_native", {}),
+)
+"""Schedules that have little in common: for what hardly depends on the schedule."""
+
 LAZY: Final = Options(timeout_s=60, make_lanes=LazyLanes, make_memory=PoisonedMemory)
 EAGER: Final = Options(timeout_s=60)
 

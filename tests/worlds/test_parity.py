@@ -13,7 +13,7 @@ import pytest
 from tests.worlds import parity
 from tests.worlds.world import Worlds
 
-ALL = [parity.PLAIN, parity.NO_SYNC, parity.NO_ALL_REDUCE, parity.LAST_BACKWARD, parity.PLAIN]
+ALL = [parity.NO_SYNC, parity.NO_ALL_REDUCE, parity.LAST_BACKWARD, parity.PLAIN]
 MIXED: parity.Step = [{"sync": False, "last": False}, {"all_reduce": False, "last": False}, {}]
 FEW = [parity.LAST_BACKWARD, MIXED]
 
@@ -35,7 +35,7 @@ def test_accumulation(worlds: Worlds, name: str) -> None:
         ("FN twice", (1, 4), {"reshard": False}),
         ("FN twice", (2, 2), {"bf16": True, "reshard": True}),
         ("FN unused", (4,), {"reshard": False}),
-        ("FN unused", (2, 2), {"bf16": True, "reshard": True}),
+        ("FN unused", (2, 2), {"reshard": True}),
         ("FN reversed", (4, 1), {"bf16": True, "reshard": True}),
         ("FN reversed", (1, 4), {"reshard": 2}),
         ("transformer", (2, 2), {"bf16": True, "reshard": False}),
@@ -44,7 +44,7 @@ def test_accumulation(worlds: Worlds, name: str) -> None:
     ],
 )
 def test_meshes_and_policies(worlds: Worlds, name: str, shape: tuple[int, ...], sharding: dict[str, Any]) -> None:
-    worlds.of(4).run(parity.compare, name=name, shape=shape, steps=FEW, sharding=sharding)
+    worlds.of(4).run(parity.compare, name=name, shape=shape, steps=FEW, sharding=sharding, schedules=parity.LIBRARY)
 
 
 @pytest.mark.parametrize(
@@ -54,23 +54,23 @@ def test_meshes_and_policies(worlds: Worlds, name: str, shape: tuple[int, ...], 
         ("FN", {"bf16": True, "reshard": False}),
         ("FN plain input", {"reshard": False}),
         ("FN twice", {"bf16": True}),
-        ("transformer", {"reshard": True}),
         ("transformer", {"bf16": True}),
     ],
 )
 def test_six_ranks(worlds: Worlds, name: str, sharding: dict[str, Any]) -> None:
     """On (2, 3) the reduce op and the place of the division show in the last bit, and shards are padded."""
-    worlds.of(6).run(parity.compare, name=name, shape=(2, 3), steps=FEW, sharding=sharding)
+    worlds.of(6).run(parity.compare, name=name, shape=(2, 3), steps=[MIXED], sharding=sharding, schedules=parity.LIBRARY)
 
 
-@pytest.mark.parametrize("shape", [(2, 2), (4, 1), (1, 4), (4,)])
-@pytest.mark.parametrize("name", ["FK6", "transformer"])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("FK6", (2, 2)), ("FK6", (4, 1)), ("FK6", (4,)), ("transformer", (2, 2)), ("transformer", (1, 4))]
+)
 def test_lazy_lanes(worlds: Worlds, name: str, shape: tuple[int, ...]) -> None:
     """Collectives as late as the plan allows, and no buffer read after it was given back: gradients are the same.
 
     Memory reaches what the plan declares, and never exceeds it (which `compare` checks in every backward).
     """
-    steps = ALL if shape == (2, 2) else [*FEW, parity.PLAIN]
+    steps = ALL if shape == (2, 2) else [MIXED, parity.PLAIN]
     peaks = worlds.of(4).run(parity.compare, name=name, shape=shape, steps=steps, sharding={}, lazy=True)
     for of_rank in peaks:
         for schedule, (measured, declared) in of_rank.items():
@@ -79,4 +79,6 @@ def test_lazy_lanes(worlds: Worlds, name: str, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", sorted(parity.PROBLEMS.keys() - {"FK6", "transformer"}))
 def test_lazy_lanes_where_modules_come_otherwise(worlds: Worlds, name: str) -> None:
-    worlds.of(4).run(parity.compare, name=name, shape=(2, 2), steps=FEW, sharding={"bf16": True}, lazy=True)
+    # Stock FSDP2 fails on a block that was never used, without sync, in bf16.
+    sharding = {"bf16": name != "FN unused"}
+    worlds.of(4).run(parity.compare, name=name, shape=(2, 2), steps=[MIXED], sharding=sharding, lazy=True)

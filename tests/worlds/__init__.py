@@ -1,1 +1,0 @@
-"""Distributed tests: real processes, real gloo."""
