@@ -70,7 +70,7 @@ def settled_module_count(spec: ScheduleSpec, params: Mapping[str, int]) -> int |
     long with any larger number. None if it is too large to be tried.
     """
     extent = _Extent.of(spec, params)
-    small = extent.settled <= MAX_MODULES and extent.settled * extent.weight <= MAX_WORK
+    small = extent.settled <= MAX_MODULES and extent.settled * extent.weight <= MAX_WORK // 4
     return extent.settled if small else None
 
 

@@ -107,15 +107,15 @@ def compiled(text: str, num_modules: int) -> Plan:
 
 def grows(text: str, *kinds: BufferKind) -> bool:
     """Whether ever more modules need ever more memory."""
-    sizes = [compiled(text, num_modules).peak_bytes_of(*kinds) for num_modules in (60, 120, 180)]
-    return sizes[0] < sizes[1] < sizes[2]
+    sizes = [compiled(text, num_modules).peak_bytes_of(*kinds) for num_modules in (70, 140)]
+    return sizes[0] < sizes[1]
 
 
 WHOLE = (BufferKind.GRADIENT, BufferKind.RS_INPUT)
 
 
 @given(schedules(gathers=False))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_growth_is_found_where_larger_models_show_it_and_nowhere_else(text: str) -> None:
     assume(not any(v.severity is Severity.ERROR for v in compiler.check(text)))
     assert ("CP402" in found(text, None)) == grows(text, *WHOLE)
