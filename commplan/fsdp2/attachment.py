@@ -116,7 +116,7 @@ def attach(
         spec = resolve(schedule)
         orders = guess_orders(model, groups)
         plan = compiler.compile(spec, make_table(groups, orders), **params)
-        refuse_unsupported(plan)
+        refuse_unsupported(plan, spec)
     except Exception as error:
         # The others must not wait for this rank.
         agree(private.default_store(), everyone, rank, {REFUSED: f"{type(error).__name__}: {error}"}, options.timeout_s)
