@@ -107,6 +107,8 @@ def _op_faults(step: OpStep, own: set[str]) -> Iterator[str]:
         yield "a collective never runs on compute"
     if step.dtype is not None and (step.dtype not in WIRE_DTYPES.values() or axis is None):
         yield f"it can't run in {step.dtype}"
+    if step.when is not When.EVERY and step.kind not in (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE):
+        yield f"it has no `when` of its own, so it can't run in {step.when} alone"
     if axis is None and step.op.pieces > 1:
         yield "an apply has no pieces"
 
