@@ -89,7 +89,7 @@ def test_the_wheel_carries_schedules_types_and_nothing_else(wheel: Path) -> None
 
 def test_the_wheel_finds_its_schedules(wheel: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "commplan", "check", "blocking", "--format", "json"],
+        [sys.executable, "-P", "-m", "commplan", "check", "pipelined_allreduce", "--format", "json"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(wheel)},
         capture_output=True,
@@ -97,5 +97,5 @@ def test_the_wheel_finds_its_schedules(wheel: Path, tmp_path: Path) -> None:
         check=True,
     )
     (report,) = json.loads(done.stdout)["files"]
-    assert Path(report["file"]) == wheel / "commplan" / "schedules" / "blocking.yaml"
+    assert Path(report["file"]) == wheel / "commplan" / "schedules" / "pipelined_allreduce.yaml"
     assert report["findings"] == []
