@@ -14,6 +14,7 @@ from datetime import timedelta
 from torch.distributed.distributed_c10d import Store
 
 from commplan.errors import RankMismatchError
+from commplan.execute.ranks import listed
 
 REFUSED = "refused"
 """Key of a record by which a rank says why it will not go on."""
@@ -46,9 +47,9 @@ def agree(store: Store, ranks: Sequence[int], rank: int, record: Mapping[str, st
     except RuntimeError as error:
         missing = [r for r in ranks if not store.check([keys[r]])]
         # One that comes later must not take the others for present.
-        store.set(keys[rank], json.dumps({REFUSED: f"it gave up waiting for rank(s) {_listed(missing)}"}))
+        store.set(keys[rank], json.dumps({REFUSED: f"it gave up waiting for rank(s) {listed(missing)}"}))
         raise RankMismatchError(
-            f"rank(s) {_listed(missing)} did not attach within {timeout_s:g} s; "
+            f"rank(s) {listed(missing)} did not attach within {timeout_s:g} s; "
             "every rank has to call attach, as often as the others"
         ) from error
     records = {r: json.loads(store.get(keys[r])) for r in ranks}
@@ -63,7 +64,7 @@ def difference(records: Mapping[int, Mapping[str, str]]) -> str:
     refused = {r: record[REFUSED] for r, record in records.items() if REFUSED in record}
     if refused:
         rank, reason = next(iter(refused.items()))
-        return f"rank(s) {_listed(list(refused))} could not attach; rank {rank} says: {reason}"
+        return f"rank(s) {listed(list(refused))} could not attach; rank {rank} says: {reason}"
     subjects = dict.fromkeys(subject for record in records.values() for subject in record)
     for subject in subjects:
         values = {r: record.get(subject, "nothing") for r, record in records.items()}
@@ -72,7 +73,7 @@ def difference(records: Mapping[int, Mapping[str, str]]) -> str:
         if odd:
             rest = [r for r, value in values.items() if value == usual]
             mine, theirs = _first_difference(values[odd[0]], usual)
-            return f"ranks disagree on {subject}: rank(s) {_listed(odd)} have {mine}, rank(s) {_listed(rest)} have {theirs}"
+            return f"ranks disagree on {subject}: rank(s) {listed(odd)} have {mine}, rank(s) {listed(rest)} have {theirs}"
     return ""
 
 
@@ -85,8 +86,3 @@ def _first_difference(one: str, other: str, limit: int = 200) -> tuple[str, str]
     shorter = min(len(one.splitlines()), len(other.splitlines()))
     extra = repr(longer[shorter][:limit]) if shorter < len(longer) else "more"
     return (f"{extra} besides", "nothing there") if len(one) > len(other) else ("nothing there", f"{extra} besides")
-
-
-def _listed(ranks: Sequence[int], limit: int = 8) -> str:
-    shown = ", ".join(map(str, ranks[:limit]))
-    return shown if len(ranks) <= limit else f"{shown} and {len(ranks) - limit} more"

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from commplan.errors import CollectiveTimeoutError, DivergenceError
 from commplan.execute.lanes import Task
+from commplan.execute.ranks import listed
 
 CONTROL_LANE = "control"
 
@@ -59,7 +60,7 @@ class Control:
             if any(not torch.equal(mine, other) for other in theirs):
                 self._explain(f"{_words(message)} {number}", [_words(message), *record])
 
-        group = f"the control group of ranks {_some(self._ranks)}"
+        group = f"the control group of ranks {listed(self._ranks)}"
         return Task(f"rank check {number}", "", group, start, finish, is_communication=False, patience_s=PATIENCE_S)
 
     def agree(self, message: Message, record: Sequence[str]) -> None:
@@ -71,7 +72,7 @@ class Control:
             work.wait(self._timeout)
         except RuntimeError as error:
             raise CollectiveTimeoutError(
-                f"ranks {_some(self._ranks)} could not compare their {_words(message)}: {error}; one did not reach this point"
+                f"ranks {listed(self._ranks)} could not compare their {_words(message)}: {error}; one did not reach this point"
             ) from error
         task.finish()
 
@@ -93,15 +94,10 @@ def describe_divergence(subject: str, record_of: dict[int, Sequence[str]]) -> st
     found = other[at] if at < len(other) else "nothing more"
     rest = [rank for rank in record_of if rank not in odd]
     return (
-        f"ranks disagree on {subject}: rank(s) {_some(odd)} have {found!r} where rank(s) {_some(rest)} have {usual!r}. "
+        f"ranks disagree on {subject}: rank(s) {listed(odd)} have {found!r} where rank(s) {listed(rest)} have {usual!r}. "
         "Gradients of this step are not to be used."
     )
 
 
 def _words(message: Message) -> str:
     return message.name.lower().replace("_", " ")
-
-
-def _some(ranks: Sequence[int], limit: int = 8) -> str:
-    shown = ", ".join(map(str, ranks[:limit]))
-    return shown if len(ranks) <= limit else f"{shown} and {len(ranks) - limit} more"
