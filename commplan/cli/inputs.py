@@ -65,8 +65,10 @@ def read_against(modules: Sequence[str], memory_cap: str | None, in_flight: int)
     """`--modules`, given any number of times, `--memory-cap` and `--in-flight`.
 
     Raises:
-        typer.BadParameter: if one cannot be used, or there is a cap and no `--modules`.
+        typer.BadParameter: if one cannot be used, or there is a cap and no `--modules`, or a bound and no several ranks.
     """
+    if in_flight > 1 and len(modules) < 2:
+        raise typer.BadParameter("it is about ranks: give --modules once for each", param_hint="--in-flight")
     if memory_cap is not None and not modules:
         raise typer.BadParameter("it needs --modules: the memory of which model?", param_hint="--memory-cap")
     cap_bytes = None if memory_cap is None else read_memory_cap(memory_cap)

@@ -71,7 +71,9 @@ def summary_text(reports: Sequence[FileReport]) -> Text:
     unreadable = sum(bool(report.problem) for report in reports)
     counts = [_plural(errors, "error")] * bool(errors) + [_plural(warnings, "warning")] * bool(warnings)
     text = f"{', '.join(counts) or 'no errors'} in {_plural(len(reports), 'file')}"
-    if unreadable:
+    if unreadable and unreadable == len(reports):
+        text = f"{_plural(unreadable, 'file')} unreadable"
+    elif unreadable:
         text += f", {unreadable} of them unreadable"
     return Text(text + "\n", "bold red" if errors or unreadable else "bold yellow" if warnings else "bold green")
 

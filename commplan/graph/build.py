@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 import networkx as nx
@@ -26,6 +27,9 @@ from commplan.language.spec import Line, OpLine, OpRef, ScheduleSpec, WaitLine
 from commplan.ops import COMPUTE_LANE, TRAITS, Kind, OpId, Section
 
 COMPUTE_FAMILY: Final = TRAITS[Kind.COMPUTE].family
+
+MAX_CYCLES: Final = 50
+"""More cycles than this among the same ops are not listed: the first ones have to be cut anyway."""
 
 
 def build(spec: ScheduleSpec, table: ModuleTable, params: Mapping[str, int]) -> ScheduleGraph:
@@ -257,7 +261,7 @@ class _Draft:
             lines = tuple(id(self.nodes[n].line) for n in component)
             if lines not in known:
                 known.add(lines)
-                self.cycles.extend(_cycles_of(self.digraph.subgraph(component).copy(), component))
+                self.cycles.extend(islice(_cycles_of(self.digraph.subgraph(component).copy(), component), MAX_CYCLES))
             self.digraph.remove_edges_from(list(self.digraph.subgraph(component).edges))
 
     def chain(self, order: Iterable[int]) -> None:

@@ -252,6 +252,7 @@ TABLE = ModuleTable.uniform(2).model_dump()
         (("check", "good.yaml", "--memory-cap", "0", "--modules", "3"), "expected a size above 0 as in 2GiB"),
         (("check", "good.yaml", "--memory-cap", "9" * 5000, "--modules", "3"), "expected a size above 0"),
         (("check", "good.yaml", "--in-flight", "0"), "--in-flight"),
+        (("check", "good.yaml", "--modules", "4", "--in-flight", "2"), "--in-flight"),
         (("check", "good.yaml", "--modules", "2", "--modules", "gone.json"), "gone.json"),
         (("plan", "good.yaml"), "--modules"),
         (("plan", "missing.yaml", "--modules", "3"), "cannot read 'missing.yaml'"),

@@ -100,6 +100,7 @@ def test_no_control_character_of_a_file_reaches_the_terminal() -> None:
             "1 error, 1 warning in 1 file",
         ),
         ([FileReport("a", problem="gone"), FileReport("b")], "no errors in 2 files, 1 of them unreadable"),
+        ([FileReport("a", problem="gone")], "1 file unreadable"),
     ],
 )
 def test_the_summary_line(reports: list[FileReport], line: str) -> None:

@@ -72,6 +72,8 @@ def wrong_hook(graph: ScheduleGraph) -> Iterator[Violation]:
 
 
 def _why(section: Section, line: OpLine) -> str:
+    if line.kind is Kind.ALL_GATHER and section is Section.POST_BACKWARD:
+        return "parameters are gathered before a backward, not after it"
     if line.kind is Kind.ALL_GATHER:
         return "the compute that needs its parameters has begun by then"
     if section is Section.PRE_BACKWARD:
@@ -122,9 +124,10 @@ def _twice(graph: ScheduleGraph, code: str, kinds: tuple[Kind, ...], done: str) 
         lines = [family.line for family in flow.families(kind)]
         pairs += [(line, lines[0]) for line in lines[1:]]
     for line, first in pairs:
+        other = f"{first.ref}" if str(first.ref) != str(line.ref) else f"the one in line {first.span.line}"
         yield Violation(
             code,
-            f"every module is {done.format(axis=line.axis)} twice: by {line.ref} here and by {first.ref}",
+            f"every module is {done.format(axis=line.axis)} twice: by {line.ref} here and by {other}",
             line.span,
             "keep one of the two",
             related=(Related(f"{first.ref} is placed here first", first.span),),

@@ -80,8 +80,8 @@ def deadlock(world: World, in_flight: int) -> Iterator[Violation]:
         code,
         f"a deadlock{bound}: {told}",
         lines[0].span,
-        "let every rank issue these ops in one order, across communicators too"
-        + (": put them on lanes of their own, or bring the orders of modules in line" if code == "CP302" else ""),
+        "bring the orders of modules of these ranks in line"
+        + ("" if code == "CP302" else ", or give a larger `--in-flight` if so many can surely be in flight at once"),
         related=tuple(
             Related(f"{world.op(part)} of rank {part.rank} is placed here", line.span)
             for part, line in zip(circle[1:], lines[1:], strict=True)
