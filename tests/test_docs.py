@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 import commplan
+from commplan import language
 from commplan.errors import Severity
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -34,6 +36,16 @@ def test_there_are_schedules_to_check() -> None:
 @pytest.mark.parametrize("text", SCHEDULES)
 def test_shown_schedule_is_valid(text: str) -> None:
     assert [str(found) for found in commplan.check(text) if found.severity is Severity.ERROR] == []
+
+
+def test_the_shown_module_table_is_one_and_names_every_key() -> None:
+    (text,) = re.findall(
+        r"^```json\n(.*?)^```$", (REPOSITORY / "docs" / "language.md").read_text(encoding="utf-8"), re.M | re.S
+    )
+    table = language.parse_table(text)
+    first, second = json.loads(text)["modules"]
+    assert first.keys() | second.keys() == type(table.modules[0]).model_fields.keys()
+    assert first["parameters"][0].keys() == type(table.modules[0].parameters[0]).model_fields.keys()
 
 
 @pytest.mark.parametrize(("number", "name"), [(0, "pipelined_allreduce"), (1, "bucketed_pipeline_depth2"), (2, "fsdp2_native")])

@@ -12,7 +12,7 @@ from commplan.graph.flow import may_hold, op_lines
 from commplan.graph.model import LateReference, Node, Role, ScheduleGraph
 from commplan.graph.rules.rule import GraphRule, hook_name, node_name
 from commplan.language.spec import OpLine
-from commplan.ops import KIND_OF_FAMILY
+from commplan.ops import KIND_OF_FAMILY, Kind, Section
 
 _SHORT_CHARS: Final = 3
 """Names up to this length are close when half of them agrees."""
@@ -71,14 +71,19 @@ def late_references(graph: ScheduleGraph) -> Iterator[Violation]:
 
 
 def _hint(late: LateReference, graph: ScheduleGraph) -> str:
-    target = graph.nodes[late.target]
+    target, section = graph.nodes[late.target], graph.timeline.points[graph.nodes[late.node].hook].section
     if target.op is not None and target.op.first != target.op.last:
         return f"{target.op} runs in the hook of its last member: name a module that far back, or take `fuse` away"
     if target.role is Role.COMPUTE:
-        return "name the compute of a module that is complete by then, as compute_n in post_backward"
+        known = "<n-1> in pre_backward" if section is Section.PRE_BACKWARD else "n in post_backward"
+        return f"name the compute of a module that is complete by then, as compute_{known}"
     if late.ref.index.every:
         return f"write {late.ref} in root, where every {late.ref.family} has been issued"
-    return f"name a module whose {late.ref.family} is issued by then, or place this line in a later hook (root is the last)"
+    told = f"name a module whose {late.ref.family} is issued by then"
+    line = graph.nodes[late.node].line
+    if isinstance(line, OpLine) and line.kind is Kind.ALL_GATHER:
+        return told
+    return f"{told}, or place this line in a later hook (root is the last)"
 
 
 def unknown_references(graph: ScheduleGraph) -> Iterator[Violation]:
