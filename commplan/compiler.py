@@ -10,7 +10,7 @@ from typing import Any, Final
 from commplan import graph, language, plan
 from commplan.errors import CommplanError, Rule, ScheduleError, Severity, Span, Violation, sort_violations
 from commplan.language.modules import ModuleTable
-from commplan.language.spec import ScheduleSpec
+from commplan.language.spec import Param, ScheduleSpec
 from commplan.ops import Axis
 from commplan.plan import Plan
 
@@ -22,7 +22,10 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
 """Every rule by its code."""
 
 MAX_SINGLE_PARAMS: Final = 8
-"""More params than this are not taken to their bounds one at a time."""
+"""More params than this are not taken to other values one at a time."""
+
+MAX_VALUES: Final = 16
+"""A param with more values than this is checked at its bounds and near the distances that the schedule has."""
 
 _OF_ONE_RANK: Final = ("CP401",)
 """Errors that leave a plan which can be compared with those of other ranks."""
@@ -131,14 +134,26 @@ def _findings(
     """
     found: dict[_Key, Violation] = {}
     main = language.bind_params(spec, given)
-    for binding in bindings(spec, given):
-        for table in tables or map(ModuleTable.uniform, graph.enough_module_counts(spec, binding)):
+    for binding, counts in module_counts(spec, given):
+        for table in tables or map(ModuleTable.uniform, counts):
             for violation in _checked(spec, table, binding)[0]:
                 if binding == main or violation.severity is Severity.ERROR:
                     found.setdefault(_key(violation), violation)
     in_doubt = {violation.span.line for violation in found.values() if violation.code in _DOUBTFUL}
     kept = [v for v in found.values() if v.code != "CP201" or v.span.line not in in_doubt]
     return kept + list(_memory(spec, main, tables, memory_cap_bytes))
+
+
+def module_counts(spec: ScheduleSpec, given: Mapping[str, int]) -> Iterator[tuple[dict[str, int], tuple[int, ...]]]:
+    """Each binding of params with the numbers of modules to check it with: half of the work for the first, and equal parts of
+    what is left for each of the others.
+    """
+    left = graph.MAX_WORK
+    every = list(bindings(spec, given))
+    for number, binding in enumerate(every):
+        counts = graph.enough_module_counts(spec, binding, left // (len(every) - number if number else min(2, len(every))))
+        left -= min(left, graph.work_of(spec, binding, counts))
+        yield binding, counts
 
 
 def _memory(
@@ -199,8 +214,8 @@ def module_table(modules: Any) -> ModuleTable:
 
 
 def bindings(spec: ScheduleSpec, given: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """The values of params to check: all at their default, then (if they are few) one at a time at each bound, then all at
-    each bound.
+    """The values of params to check: all at their default, then (if they are few) one at a time at each bound, all at each
+    bound, and one at a time at the values between: every one, or those near a distance in the schedule.
     """
     bound = language.bind_params(spec, given)
     free = [param for param in spec.params if param.name not in given]
@@ -208,10 +223,20 @@ def bindings(spec: ScheduleSpec, given: Mapping[str, int]) -> Iterator[dict[str,
     highest = {param.name: param.maximum for param in free if param.maximum is not None}
     seen: set[tuple[int, ...]] = set()
     single = [{name: value} for bounds in (lowest, highest) for name, value in bounds.items()]
+    near = graph.landmarks(spec, bound)
+    between = [{param.name: value} for param in free for value in _values(param, near)]
     if len(free) > MAX_SINGLE_PARAMS:
-        single = []
-    for change in ({}, *single, lowest, highest):
+        single, between = [], []
+    for change in ({}, *single, lowest, highest, *between):
         binding = bound | change
         if tuple(binding.values()) not in seen:
             seen.add(tuple(binding.values()))
             yield binding
+
+
+def _values(param: Param, near: Iterable[int]) -> Iterator[int]:
+    """Values of `param` within its bounds: all of them if they are few, else those that are in `near`."""
+    if param.maximum is not None and param.maximum - param.minimum < MAX_VALUES:
+        yield from range(param.minimum, param.maximum + 1)
+    else:
+        yield from (v for v in sorted(near) if param.minimum <= v and (param.maximum is None or v <= param.maximum))

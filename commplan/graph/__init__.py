@@ -1,11 +1,12 @@
 """Spec x module table -> concrete ops and edges, each edge with its reason; the rules; the order."""
 
 from commplan.graph.build import build
-from commplan.graph.counts import enough_module_counts, settled_module_count
+from commplan.graph.counts import MAX_WORK, enough_module_counts, landmarks, settled_module_count, work_of
 from commplan.graph.model import Reason, Role, ScheduleGraph
 from commplan.graph.rules import RULES, check, check_ranks
 
 __all__ = [
+    "MAX_WORK",
     "RULES",
     "Reason",
     "Role",
@@ -14,5 +15,7 @@ __all__ = [
     "check",
     "check_ranks",
     "enough_module_counts",
+    "landmarks",
     "settled_module_count",
+    "work_of",
 ]

@@ -41,15 +41,15 @@ MAX_MODULES: Final = 1500
 """More modules than this are not checked: enough for every offset that the language has."""
 
 MAX_WORK: Final = 40_000
-"""Lines, pieces and references times modules.  Files of hundreds of lines, which no schedule needs, are checked for fewer
-numbers of modules.
+"""Lines, pieces and references times modules, about half a second's worth.  Files of hundreds of lines, which no schedule
+needs, are checked for fewer numbers of modules.
 """
 
 USUAL_LANES: Final = 16
 
 
-def enough_module_counts(spec: ScheduleSpec, params: Mapping[str, int]) -> tuple[int, ...]:
-    """Numbers of modules such that no other number has a finding that none of these has.
+def enough_module_counts(spec: ScheduleSpec, params: Mapping[str, int], work: int = MAX_WORK) -> tuple[int, ...]:
+    """Numbers of modules such that no other number has a finding that none of these has, as far as `work` allows.
 
     The first is the one that makes the best example: large enough for every line to fall into a hook of its own.
     """
@@ -62,7 +62,18 @@ def enough_module_counts(spec: ScheduleSpec, params: Mapping[str, int]) -> tuple
         sums = {one + other + nudge for one, other in combinations_with_replacement(steps, 2) for nudge in (-1, 0, 1)}
         counts = {count for count in {*range(1, SMALL_REACH), *sums} if 0 < count <= most}
     example = min(extent.reach + 3, most)
-    return tuple(_within_budget((example, *sorted(counts - {example})), extent.weight))
+    return tuple(_within_budget((example, *sorted(counts - {example})), extent.weight, work))
+
+
+def work_of(spec: ScheduleSpec, params: Mapping[str, int], counts: Iterable[int]) -> int:
+    """What checking these numbers of modules takes, in the unit of `MAX_WORK`."""
+    return _Extent.of(spec, params).weight * sum(counts)
+
+
+def landmarks(spec: ScheduleSpec, params: Mapping[str, int]) -> frozenset[int]:
+    """Values near which a param may change what a schedule does: every distance in it, give or take one."""
+    extent = _Extent.of(spec, params)
+    return frozenset(d + nudge for d in extent.distances | extent.lengths | extent.tails for nudge in (-1, 0, 1))
 
 
 def settled_module_count(spec: ScheduleSpec, params: Mapping[str, int]) -> int | None:
@@ -115,11 +126,11 @@ class _Extent:
         return (self.lanes + 2) * (self.reach + 1) + period + max(self.tails, default=0)
 
 
-def _within_budget(counts: Iterable[int], weight: int) -> Iterator[int]:
-    """As many of `counts` as can be checked in about half a second, 1 at least."""
+def _within_budget(counts: Iterable[int], weight: int, work: int) -> Iterator[int]:
+    """As many of `counts` as `work` allows, 1 at least."""
     spent = 0
     for count in counts:
-        if spent + count * weight <= MAX_WORK:
+        if spent + count * weight <= work:
             spent += count * weight
             yield count
     if not spent:
