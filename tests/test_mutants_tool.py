@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from commplan import PlanError, compiler, graph
+from commplan import PlanError, ScheduleError, compiler, graph
 from commplan.errors import Severity
 from commplan.language import library, parse
 from commplan.plan import Plan
@@ -158,7 +158,12 @@ def test_a_checker_that_refuses_everything_is_noticed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = compiler.check("version: 1\nname: x\nroot: [AR_n]\n", 1)
-    monkeypatch.setattr(compiler, "check", lambda *_: found)
+    monkeypatch.setattr(trial, "PLAN_WORLDS", ())
+
+    def refuse(*_: object) -> Plan:
+        raise ScheduleError(found)
+
+    monkeypatch.setattr(compiler, "compile", refuse)
     assert tool.main(["least", "--jobs", "1"]) == 1
     assert "YAML, wrongly refused, with" in capsys.readouterr().out
 

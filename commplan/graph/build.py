@@ -264,6 +264,14 @@ class _Draft:
                 self.cycles.extend(islice(_cycles_of(self.digraph.subgraph(component).copy(), component), MAX_CYCLES))
             self.digraph.remove_edges_from(list(self.digraph.subgraph(component).edges))
 
+    def first_of_lines(self, numbers: Iterable[int]) -> list[int]:
+        """The first node of each line, and of each line's node for all ops."""
+        found: dict[tuple[int, bool], int] = {}
+        for number in numbers:
+            node = self.nodes[number]
+            found.setdefault((id(node.line), node.role is Role.ALL), number)
+        return list(found.values())
+
     def chain(self, order: Iterable[int]) -> None:
         """Add the edges that follow from the order: hooks, lanes and communicators."""
         last: dict[str, int] = {}
@@ -297,17 +305,14 @@ _COMPUTE_REASON: Mapping[Role, Reason] = {
 }
 
 
-def _cycles_of(graph: nx.DiGraph[int], by_place: list[int]) -> Iterator[tuple[int, ...]]:
-    """Cycles of a graph, each the shortest through its earliest-written node, cut after it was found."""
-    for start in by_place:
-        while True:
-            found = [
-                nx.shortest_path(graph, start, end)
-                for end in sorted(graph.predecessors(start))
-                if nx.has_path(graph, start, end)
-            ]
-            if not found:
-                break
-            cycle = min(found, key=lambda path: (len(path), path))
-            graph.remove_edge(cycle[-1], start)
-            yield tuple(cycle)
+def _cycles_of(graph: nx.DiGraph[int], starts: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    """Cycles of a graph, each the shortest through one of `starts`, cut after it was found. One start for each line is enough:
+    the pieces of an op, and the modules of a line, wait for each other in the same way.
+    """
+    for start in starts:
+        # To cut a cycle takes an edge into the start away, so the paths that lead out of it stay the shortest.
+        paths = nx.single_source_shortest_path(graph, start)
+        ends = [end for end in graph.predecessors(start) if end in paths]
+        for end in sorted(ends, key=lambda end: (len(paths[end]), paths[end])):
+            graph.remove_edge(end, start)
+            yield tuple(paths[end])

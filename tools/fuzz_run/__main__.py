@@ -42,7 +42,7 @@ class Tally:
     answered_well: Counter[str] = field(default_factory=Counter)
     slowest_s: dict[str, float] = field(default_factory=dict)
     slow: list[str] = field(default_factory=list)
-    failures: dict[tuple[str, str], str] = field(default_factory=dict)
+    failures: dict[tuple[str, str], tuple[str, bytes]] = field(default_factory=dict)
 
     def tell(self, target: str, time_s: float, data: bytes, *, fine: bool) -> None:
         """Count one file; `fine` says that nothing was wrong with it."""
@@ -51,6 +51,13 @@ class Tally:
         self.slowest_s[target] = max(time_s, self.slowest_s.get(target, 0.0))
         if time_s > MAX_S and len(data) <= inputs.MAX_FILE_BYTES:
             self.slow.append(f"{target}: {time_s:.1f} s for {len(data)} bytes: {_shown(data)}")
+
+    def fail(self, target: str, error: Exception, data: bytes) -> None:
+        """Note a failure, by what was raised and where."""
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        key = (target, f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}")
+        if key not in self.failures or len(data) < len(self.failures[key][1]):
+            self.failures[key] = str(error), data
 
 
 def _shown(data: bytes) -> str:
@@ -112,45 +119,42 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _round(target: str, number: int, tally: Tally, end_s: float) -> None:
-    """Some files of one kind; the smallest that shows a failure is kept."""
+    """Some files of one kind."""
     strategy, action = TARGETS[target]
 
+    @seed(number)
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def one(data: bytes) -> None:
+        if time.monotonic() < end_s or not tally.files[target]:
+            _try_file(target, action, data, tally)
+
+    one()
+
+
+def _try_file(target: str, action: Callable[[Path], bool], data: bytes, tally: Tally) -> None:
+    """One file: count it, and note what it shows. Of files that fail alike the smallest is kept."""
+    times_s: list[float] = []
+    fine = False
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "some.yaml"
-        last: list[bytes] = []
-
-        @seed(number)
-        @settings(
-            max_examples=EXAMPLES,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate, Phase.shrink],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(strategy)
-        def one(data: bytes) -> None:
-            if time.monotonic() > end_s and tally.files[target]:
-                return
-            last[:] = [data]
-            path.write_bytes(data)
-            times_s: list[float] = []
-            fine = False
-            while not times_s or (times_s[-1] > MAX_S and len(times_s) < MAX_TRIES):
-                begin_s = time.process_time()
-                try:
-                    fine = action(path)
-                except CommplanError as error:
-                    str(error).encode("utf-8")
-                times_s.append(time.process_time() - begin_s)
-            tally.tell(target, min(times_s), data, fine=fine)
-
-        try:
-            one()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a failure to report
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            key = (target, f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}")
-            told = "".join(traceback.format_exception_only(error)).strip()
-            tally.failures.setdefault(key, f"{target}, {key[1]}: {told[:MAX_SHOWN_CHARS]}\n  {_shown(last[0])}")
+        path.write_bytes(data)
+        while not times_s or (times_s[-1] > MAX_S and len(times_s) < MAX_TRIES):
+            begin_s = time.process_time()
+            try:
+                fine = action(path)
+            except CommplanError as error:
+                str(error).encode("utf-8")
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is a failure to report
+                tally.fail(target, error, data)
+            times_s.append(time.process_time() - begin_s)
+    tally.tell(target, min(times_s), data, fine=fine)
 
 
 def lines(tally: Tally) -> list[str]:
@@ -160,7 +164,9 @@ def lines(tally: Tally) -> list[str]:
         slowest_s = tally.slowest_s.get(target, 0.0)
         found.append(f"{target:<26}{tally.files[target]:>9}{tally.answered_well[target]:>19}{slowest_s:>12.2f}")
     found.append(f"{len(tally.failures)} failures, {len(tally.slow)} files over {MAX_S:.0f} s")
-    return [*found, *tally.failures.values(), *tally.slow[:20]]
+    for (target, what), (told, data) in tally.failures.items():
+        found.append(f"{target}, {what}: {told[:MAX_SHOWN_CHARS]}\n  {_shown(data)}")
+    return [*found, *tally.slow[:20]]
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ def _try_all(paths: list[Path], jobs: int) -> Result:
             result.add(try_schedule(path))
         return result
     with ProcessPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(try_schedule, path): path for path in paths}
+        longest_first = sorted(paths, key=lambda path: -path.stat().st_size)
+        waiting = {pool.submit(try_schedule, path): path for path in longest_first}
         for number, done in enumerate(as_completed(waiting), 1):
             found = done.result()
             result.add(found)

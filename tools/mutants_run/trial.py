@@ -23,7 +23,7 @@ from mutants_run import oracle, plan_mutants, schedule_mutants
 from mutants_run.world import Unit, World
 
 COUNTS = (1, 2, 3, 5)
-MORE_COUNTS = (4, *range(6, 25))
+MORE_COUNTS = (4, *range(6, 25), 40, 80)
 """Tried where the checker, asked about every number of modules, refuses what is right for `COUNTS`."""
 
 UNIFORM = tuple(World.of(*[Unit()] * count) for count in COUNTS)
@@ -140,27 +140,40 @@ def _judge(result: Result, key: tuple[str, str], verdicts: list[Verdict], told: 
 
 
 def _schedule_verdicts(data: Mapping[str, Any], bindings: list[dict[str, int]]) -> list[Verdict]:
-    """Oracle and checker on a schedule: for each world, and for every number of modules at once."""
+    """Oracle and checker on a schedule: for each world and values of params, and for every number of modules at once.
+
+    What is right has to become a plan that is right, too.
+    """
     found = []
-    spec: ScheduleSpec | None = None
-    parse_refusal = ""
+    refusal = ""
     try:
         spec = parse(schedule_mutants.text(dict(data)))
     except ScheduleError as error:
-        parse_refusal = _shown(error.violations)
+        refusal = _shown(error.violations)
     for params in bindings:
         shown = "".join(f", {name}={value}" for name, value in params.items())
-        faults = {world: oracle.schedule_fault(data, params, world) for world in WORLDS}
-        for world, fault in faults.items():
-            refusal = parse_refusal if spec is None else _shown(compiler.check(spec, table(world), params))
-            found.append(Verdict(f"{world}{shown}", fault, refusal))
-        refusal = parse_refusal if spec is None else _shown(compiler.check(spec, None, params))
-        fault = next((faults[world] for world in UNIFORM if faults[world]), "")
-        if refusal and not fault:
-            more = (oracle.schedule_fault(data, params, World.of(*[Unit()] * count)) for count in MORE_COUNTS)
-            fault = next((f for f in more if f), "")
-        found.append(Verdict(f"every number of modules{shown}", fault, refusal))
-    return found
+        for world in WORLDS:
+            fault, refused = oracle.schedule_fault(data, params, world), refusal
+            if not refused:
+                plan, refused = _compiled(spec, world, params)
+                if not fault and not refused:
+                    fault = oracle.plan_fault(json.loads(plan), world)
+            found.append(Verdict(f"{world}{shown}", fault, refused))
+    params = bindings[0]
+    fault = next(filter(None, (oracle.schedule_fault(data, params, world) for world in UNIFORM)), "")
+    refused = refusal or _shown(compiler.check(spec, None, params))
+    if refused and not fault:
+        more = (oracle.schedule_fault(data, params, World.of(*[Unit()] * count)) for count in MORE_COUNTS)
+        fault = next(filter(None, more), "")
+    return [*found, Verdict("every number of modules", fault, refused)]
+
+
+def _compiled(spec: ScheduleSpec, world: World, params: Mapping[str, int]) -> tuple[str, str]:
+    """The plan as JSON, or why there is none."""
+    try:
+        return compiler.compile(spec, table(world), **params).to_json(), ""
+    except ScheduleError as error:
+        return "", _shown(error.violations)
 
 
 def _shown(found: tuple[Violation, ...]) -> str:
