@@ -105,7 +105,7 @@ class Driver:
         while self._handles:
             self._handles.pop().remove()
         self._replacements.undo()
-        if self.executor.in_backward:
+        if self._is_unfinished():
             self._forget()
         for unit, partial_sum in self.executor.take_partial_sums().items():
             if isinstance(unit, FsdpUnit):
@@ -188,13 +188,16 @@ class Driver:
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Forget a backward that raised: its gradients are lost, and FSDP2 has to forget it too."""
         self.executor.raise_failure()
-        is_unfinished = self.executor.in_backward or any(private.has_queued_callback(root) for root in self._roots)
-        if is_unfinished and not private.in_autograd():
+        if self._is_unfinished() and not private.in_autograd():
             logger.warning(
                 "a backward ended before root, with %s still to run; its gradients and partial sums are dropped",
                 ", ".join(self.executor.pending_ops()) or "no op",
             )
             self._forget()
+
+    def _is_unfinished(self) -> bool:
+        """Whether a backward began and did not reach root; FSDP2 may know of one that raised before it came to any group."""
+        return self.executor.in_backward or any(private.has_queued_callback(root) for root in self._roots)
 
     def _forget(self) -> None:
         """Drop a backward that raised, here and in FSDP2."""

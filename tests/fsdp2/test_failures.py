@@ -242,6 +242,53 @@ def test_a_clean_step_after_an_exception(worlds: Worlds, in_microbatch: int) -> 
     worlds.of(4).run(after_an_exception, in_microbatch=in_microbatch)
 
 
+class Raises(torch.autograd.Function):
+    """Raises in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        raise ValueError("before any module")
+
+
+class Head(nn.Module):
+    """FK(3) in a root without parameters, whose backward can raise before it comes to a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.ModuleList(models.fk(3))
+        self.raises = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.b:
+            x = block(x)
+        return Raises.apply(x) if self.raises else x
+
+
+def raises_early(here: Rank, detaches: bool) -> list[float]:
+    # Without a gradient of the input, FSDP2 reduces the first block in its final callback.
+    model = models.shard(Head(), here.mesh((2, 2)))
+    attachment = commplan.attach(model, "pipelined_allreduce")
+    with pytest.raises(ValueError, match="before any module"):
+        model(torch.zeros(1)).sum().backward()
+    if detaches:
+        attachment.detach()
+    model.zero_grad()
+    model.raises = False
+    ((here.rank + 1) * model(torch.zeros(1))).sum().backward()
+    attachment.detach()
+    return reference.values(model)
+
+
+@pytest.mark.parametrize("detaches", [False, True])
+def test_a_backward_that_raises_before_any_module(worlds: Worlds, detaches: bool) -> None:
+    """FSDP2 keeps its final callback for queued then, and would never finish a backward again."""
+    assert worlds.of(4).run(raises_early, detaches=detaches) == [[2.5, 5.0, 7.5]] * 4
+
+
 def order_apart(here: Rank) -> str:
     model = parity.build(FN, here, (2, 2), {"reshard": False})
     model.path = (2, 1, 0) if here.rank == 1 else (1, 0, 2)
