@@ -6,11 +6,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
-from commplan.errors import CollectiveTimeoutError, ExecutionError
-from commplan.execute.lanes import Interval, Task, Token
+from commplan.execute.lanes import Interval, Task, Token, failure_of, timeout_error
 from commplan.ops import COMPUTE_LANE
 
 # Time past the limit before a worker that does not return from its collective is given up.
@@ -63,9 +63,24 @@ class WorkerLanes:
     # Called by the thread that runs backward.
 
     @property
+    def blocks_host(self) -> bool:
+        """See `Lanes`."""
+        return True
+
+    @property
     def failure(self) -> Exception | None:
         """See `Lanes`."""
         return self._failure
+
+    def open(self, lane: str, priority: str) -> None:
+        """See `Lanes`. Threads start when they are first needed, and have no priority."""
+
+    def compute(self) -> AbstractContextManager[None]:
+        """See `Lanes`."""
+        return nullcontext()
+
+    def rest(self) -> None:
+        """See `Lanes`."""
 
     def submit(self, lane: str, task: Task, waits: Sequence[Token]) -> Completion:
         """See `Lanes`."""
@@ -109,6 +124,11 @@ class WorkerLanes:
                 self._changed.wait(timeout=GRACE_S)
                 self._give_up_on_stuck()
 
+    def in_flight(self) -> tuple[tuple[str, float], ...]:
+        """See `Lanes`."""
+        running = [worker.running for worker in list(self._workers.values())]
+        return tuple((str(task), begin_s) for task, begin_s in filter(None, running))
+
     def take_intervals(self) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
         """See `Lanes`."""
         with self._changed:
@@ -127,7 +147,7 @@ class WorkerLanes:
             worker.thread.join(timeout=GRACE_S)
 
     def fail(self, error: Exception) -> None:
-        """Stop every lane; `error` is what every later call raises. The first failure wins."""
+        """See `Lanes`."""
         with self._changed:
             if self._failure is None:
                 self._failure = error
@@ -157,7 +177,7 @@ class WorkerLanes:
             try:
                 self._run(queued.task)
             except Exception as error:  # noqa: BLE001 - raised again on the thread of compute
-                self.fail(_named(error, queued.task))
+                self.fail(failure_of(queued.task, error))
             end_s = time.perf_counter()
             with self._changed:
                 worker.running = None
@@ -190,18 +210,3 @@ class WorkerLanes:
                 raise
         task.finish()
 
-
-def timeout_error(task: Task, elapsed_s: float) -> CollectiveTimeoutError:
-    """The error of a collective that does not end."""
-    return CollectiveTimeoutError(
-        f"{task} did not end within {elapsed_s:.1f} s: "
-        "a rank of that group did not reach it. Gradients of this step are not complete."
-    )
-
-
-def _named(error: Exception, task: Task) -> Exception:
-    if isinstance(error, ExecutionError):
-        return error
-    named = ExecutionError(f"{task} failed: {error}")
-    named.__cause__ = error
-    return named

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -29,12 +30,23 @@ class _Held:
 class LazyLanes:
     """See `commplan.execute.lanes.Lanes`. Everything runs on the calling thread."""
 
+    blocks_host = True
+
     def __init__(self, timeout_s: float) -> None:
         self._timeout = timedelta(seconds=timeout_s)
         self._last: dict[str, _Held] = {}
         self._ops: list[Interval] = []
         self.failure: Exception | None = None
         self.most_held = 0
+
+    def open(self, lane: str, priority: str) -> None:
+        pass
+
+    def compute(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def rest(self) -> None:
+        pass
 
     def submit(self, lane: str, task: Task, waits: Sequence[Any]) -> _Held:
         last = self._last.get(lane)
@@ -47,12 +59,20 @@ class LazyLanes:
         return _Held(None, COMPUTE_LANE, [])
 
     def wait(self, tokens: Sequence[Any]) -> None:
+        if self.failure is not None:
+            raise self.failure
         for token in tokens:
             self._force(token)
 
     def drain(self) -> None:
         for held in list(self._last.values()):
             self._force(held)
+
+    def fail(self, error: Exception) -> None:
+        self.failure = self.failure or error
+
+    def in_flight(self) -> tuple[tuple[str, float], ...]:
+        return ()
 
     def take_intervals(self) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
         taken, self._ops = tuple(self._ops), []
