@@ -1,8 +1,11 @@
 """A JSON Schema (draft 2020-12) of schedules, for editors: made from the tables that the parser reads by.
 
-It has no keyword that draft 7 lacks, because many editors know no later one.  Patterns are kept to what regular expressions of
-ECMAScript and Python mean alike.  It allows every valid schedule.  What needs two places of a file, such as a param that is not
-declared, is beyond a schema: `commplan check` finds it.
+It has no keyword that draft 7 lacks, because many editors know no later one, but those of `HINTS`.  Patterns are kept to what
+regular expressions of ECMAScript and Python mean alike.  It allows every valid schedule.  What needs two places of a file, such
+as a param that is not declared, is beyond a schema: `commplan check` finds it.
+
+Some parts stand apart in an `allOf` of their own because of what yaml-language-server writes for a key that somebody chooses: a
+list where it sees `items`, a snippet where it sees one, and a required key once more.
 """
 
 from __future__ import annotations
@@ -30,7 +33,18 @@ from commplan.ops import BUILT_IN_LANES, COMPUTE_LANE, FAMILY_PATTERN, KIND_OF_F
 Schema = dict[str, Any]
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+HINTS: Final = frozenset({"patternErrorMessage", "errorMessage", "enumDescriptions", "defaultSnippets"})
+"""Keywords that editors read and validators pass over: messages, texts of choices, and what is offered to write."""
+
 _FREE: Final = "free"
+_NAME_FORM: Final = "a name has letters, digits and underscores, a letter first"
+_NUMBER_FORM: Final = "a whole number, or the name of one of `params`"
+_SIZE_FORM: Final = f"a size is a whole number above 0 and a unit, as 64MiB ({', '.join(UNIT_BYTES)}), or a number of bytes"
+_FUSE_FORM: Final = "a bucket has one limit: modules or bytes"
+_SECTION_FORM: Final = f"at least one of {', '.join(SECTIONS)} has a line"
+_LINE_FORM: Final = "a line holds one op, as RS_n or AR_<n-1>, or one `wait`; compute and _* are not placed"
+_ROOT_LINE_FORM: Final = "a line of root holds one op, as apply_n, or one `wait`; no offsets, and compute and _* are not placed"
+_ROOT_OP_FORMS: Final = "in root an op is written RS_n, without offset; RS_* in `after` and `wait`"
 
 _KEY_TEXTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -71,6 +85,38 @@ _KIND_TEXTS: Final[Mapping[Kind, str]] = MappingProxyType(
         Kind.APPLY: "Write the reduced shard of a module to `.grad`.",
     }
 )
+_CHOICE_TEXTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "fp32": "32 bits.",
+        "bf16": "16 bits, with the range of fp32.",
+        "fp16": "16 bits, with a narrower range: large values overflow.",
+        "every": "In each backward: so it is if nothing is written.",
+        "last_backward": "In the last backward before the optimizer; partial sums are kept until then.",
+        "high": "Ahead of streams of normal priority.",
+        "normal": "So it is if nothing is written.",
+        "own": "A process group of its own for each axis used on the lane.",
+        "shard": "Over the ranks that hold the shards of one replica.",
+        "replicate": "Over the ranks that hold the same shard.",
+        **{kind.value: text for kind, text in _KIND_TEXTS.items()},
+    }
+)
+_LINE_TEXT: Final = "One op by its name alone, or with its attributes."
+
+# What is offered to write: lines that most schedules have, and values.
+_LINES: Final[Mapping[Section, tuple[str, ...]]] = MappingProxyType(
+    {
+        Section.PRE_BACKWARD: ("wait: AG_n", "AG_<n+1>: {}", "apply_<n-1>: {after: AR_<n-1>}"),
+        Section.POST_BACKWARD: (
+            "wait: RS_<n-1>",
+            "RS_n: {after: compute_n}",
+            "AR_n: {after: RS_n}",
+            "AR_<n-1>: {after: RS_<n-1>}",
+            "apply_<n-1>: {after: AR_<n-1>}",
+        ),
+        Section.ROOT: ("apply_n: {after: AR_n}", "AR_n: {after: RS_n}"),
+    }
+)
+_FUSES: Final = ("{modules: 4}", "{bytes: 64MiB}", "{modules: 4, tail: 1}")
 _WAIT_TEXT: Final = "Compute waits for these ops: one, or a list."
 _PARAM_TEXTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -93,8 +139,8 @@ def json_schema() -> Schema:
         "version": {"const": LANGUAGE_VERSION},
         "name": _name(),
         "summary": {"type": "string"},
-        "params": _declarations(RESERVED, _param()),
-        "lanes": _declarations(BUILT_IN_LANES, _lane()),
+        "params": _declarations(RESERVED, "no word of the language", _param(), "k: {default: 2, min: 1, max: 8}"),
+        "lanes": _declarations(BUILT_IN_LANES, "no built-in lane", _lane(), "outer: {priority: high}"),
         **{section: _lines(Section(section)) for section in SECTIONS},
     }
     return {
@@ -121,36 +167,62 @@ def _closed(properties: Mapping[str, Any]) -> Schema:
 
 
 def _with_lines(section: str) -> Schema:
-    return {"required": [section], "properties": {section: {"type": "array", "minItems": 1}}}
+    lines = {"type": "array", "minItems": 1, "errorMessage": _SECTION_FORM}
+    return {"allOf": [{"required": [section], "errorMessage": _SECTION_FORM}, {"properties": {section: lines}}]}
 
 
 def _name() -> Schema:
-    unprintable = "[\\u0000-\\u001f\\u007f-\\u009f\\u2028\\u2029]"
+    unprintable = "\\u0000-\\u001f\\u007f-\\u009f\\u2028\\u2029"
     return {
         "type": "string",
-        "minLength": 1,
         "maxLength": MAX_NAME_CHARS,
-        "pattern": "[^ ]",
-        "not": {"pattern": unprintable},
+        "pattern": rf"^ *[^ {unprintable}][^{unprintable}]*(?![\s\S])",
+        "patternErrorMessage": "a name is one line, and not blank",
     }
 
 
-def _declarations(taken: Iterable[str], value: Schema) -> Schema:
+def _declarations(taken: Iterable[str], none_of: str, value: Schema, example: str) -> Schema:
     """A mapping from names that are not taken; it may be left empty."""
-    names = {"pattern": _whole(NAME_PATTERN), "not": {"enum": sorted(taken)}}
-    return {"type": ["object", "null"], "propertyNames": names, "additionalProperties": value}
+    return {
+        "type": ["object", "null"],
+        "propertyNames": {**_named(sorted(taken)), "patternErrorMessage": f"{_NAME_FORM}, and is {none_of}"},
+        "additionalProperties": value,
+        "allOf": [_offers(example)],
+    }
+
+
+def _named(taken: Iterable[str] = ()) -> Schema:
+    """A name that is not taken."""
+    but = "".join(rf"(?!{name}$)" for name in taken)
+    return {"pattern": f"^{but}{NAME_PATTERN}$", "patternErrorMessage": _NAME_FORM}
+
+
+def _choice(values: Iterable[str]) -> Schema:
+    choices = list(values)
+    return {"enum": choices, "enumDescriptions": [_CHOICE_TEXTS[choice] for choice in choices]}
+
+
+def _offers(*texts: str) -> Schema:
+    """What an editor offers to write."""
+    return {"defaultSnippets": [{"label": text, "bodyText": text} for text in texts]}
 
 
 def _param() -> Schema:
     integer = _integer(PARAM_RANGE)
     fields = {key: _described(integer, _PARAM_TEXTS[key]) for key in PARAM_KEYS}
-    return {"type": ["integer", "object"], **_bounds(PARAM_RANGE), "required": ["default"], **_closed(fields)}
+    return {
+        "description": "An integer that a run may set.",
+        "type": ["integer", "object"],
+        **_bounds(PARAM_RANGE),
+        **_closed(fields),
+        "allOf": [{"required": ["default"]}],
+    }
 
 
 def _lane() -> Schema:
     choices = {"priority": PRIORITIES, "communicator": COMMUNICATORS}
-    fields = {key: _described({"enum": list(choices[key])}, _LANE_TEXTS[key]) for key in LANE_KEYS}
-    return {"type": ["object", "null"], **_closed(fields)}
+    fields = {key: _described(_choice(choices[key]), _LANE_TEXTS[key]) for key in LANE_KEYS}
+    return {"description": "An in-order queue.", "type": ["object", "null"], **_closed(fields)}
 
 
 # Lines
@@ -172,11 +244,14 @@ def _line(section: Section) -> Schema:
     free = rf"(?!(?:{'|'.join(KIND_OF_FAMILY)})_(?:n$|<)){FAMILY_PATTERN}"
     ops = {family: {"$ref": f"#/$defs/{_in_section(family, root)}"} for family in (*families, _FREE)}
     offered = ["n"] if root else ["n", "<n-1>"]
-    wait = _described(_refs(root), _WAIT_TEXT)
+    wait = _described(_refs(root, families), _WAIT_TEXT)
     return {
+        "description": _LINE_TEXT,
         "type": ["object", "string"],
         "pattern": _whole(f"(?:{'|'.join(families)})_{index}"),
-        "patternErrorMessage": OP_FORMS,
+        "patternErrorMessage": _ROOT_OP_FORMS if root else OP_FORMS,
+        "errorMessage": _ROOT_LINE_FORM if root else _LINE_FORM,
+        **_offers(*_LINES[section]),
         "minProperties": 1,
         "maxProperties": 1,
         "properties": {WAIT: wait, **{f"{family}_{n}": ops[family] for family in families for n in offered}},
@@ -196,7 +271,9 @@ def _in_section(family: str, root: bool) -> str:
 def _op(kind: Kind, root: bool) -> Schema:
     """The attributes of a built-in op."""
     attributes = {name: schema for name, schema in _attributes(root).items() if name in TAKES[kind]}
-    attributes["lane"] = _lane_of(kind, attributes["lane"])
+    lane = attributes["lane"]
+    text = f"{lane['description']} `{TRAITS[kind].lane}` if not written."
+    attributes["lane"] = {**lane, **_lane_of(kind), "description": text}
     return _described({"type": ["object", "null"], **_closed(attributes)}, _KIND_TEXTS[kind])
 
 
@@ -205,9 +282,11 @@ def _free_op(root: bool) -> Schema:
     return {
         "description": "An op of a free name: `kind` says what it does.",
         "type": "object",
-        "required": ["kind"],
         **_closed(_attributes(root)),
-        "allOf": [{"if": {"properties": {"kind": {"const": kind}}}, "then": _only(Kind(kind))} for kind in PLACEABLE],
+        "allOf": [
+            {"required": ["kind"]},
+            *({"if": {"properties": {"kind": {"const": kind}}}, "then": _only(Kind(kind))} for kind in PLACEABLE),
+        ],
     }
 
 
@@ -216,37 +295,50 @@ def _only(kind: Kind) -> Schema:
     refused: dict[str, Any] = {name: False for name in ATTRIBUTES if name not in (*TAKES[kind], "kind", "axis")}
     axis = TRAITS[kind].axis
     refused["axis"] = False if axis is None else {"const": axis}
-    return {"properties": {**refused, "lane": _lane_of(kind, {})}}
+    return {"properties": {**refused, **({"lane": lane} if (lane := _lane_of(kind)) else {})}}
 
 
 def _attributes(root: bool) -> dict[str, Schema]:
     """Every attribute by name."""
     axes = {TRAITS[Kind(kind)].axis: None for kind in PLACEABLE}
     values: dict[str, Schema] = {
-        "after": _refs(root),
-        "lane": {"type": "string", "pattern": _whole(NAME_PATTERN)},
+        "after": _refs(root, [TRAITS[kind].family for kind in Kind if kind is not Kind.APPLY]),
+        "lane": {"type": "string", **_named(), **_offers(*BUILT_IN_LANES)},
         "fuse": _fuse(),
-        "chunks": {**_number(CHUNKS), "default": 1},
-        "dtype": {"enum": list(WIRE_DTYPES)},
-        "when": {"enum": list(WHENS)},
-        "kind": {"enum": list(PLACEABLE)},
-        "axis": {"enum": [axis for axis in axes if axis is not None]},
+        "chunks": _number(CHUNKS, "2", "4"),
+        "dtype": _choice(WIRE_DTYPES),
+        "when": _choice(WHENS),
+        "kind": _choice(PLACEABLE),
+        "axis": _choice(axis for axis in axes if axis is not None),
     }
     return {name: _described(values[name], _ATTRIBUTE_TEXTS[name]) for name in ATTRIBUTES}
 
 
-def _lane_of(kind: Kind, lane: Schema) -> Schema:
-    """`lane`, with the kind's own as default; no collective runs on compute."""
-    collective = {"not": {"const": COMPUTE_LANE}} if TRAITS[kind].axis is not None else {}
-    return {**lane, "default": TRAITS[kind].lane, **collective}
+def _lane_of(kind: Kind) -> Schema:
+    """What the lane of an op is limited to: no collective runs on compute."""
+    if TRAITS[kind].axis is None:
+        return {}
+    message = f"{_NAME_FORM}; a collective never runs on {COMPUTE_LANE}"
+    lanes = [lane for lane in BUILT_IN_LANES if lane != COMPUTE_LANE]
+    return {"type": "string", **_named([COMPUTE_LANE]), "patternErrorMessage": message, **_offers(*lanes)}
 
 
 def _fuse() -> Schema:
-    units = "|".join(UNIT_BYTES)
-    size = {**_number(FUSE_BYTES), "pattern": _whole(f"{NAME_PATTERN}|0*[1-9][0-9]*(?:{units})")}
-    values = {"modules": _number(FUSE_MODULES), "bytes": size, "tail": _number(FUSE_TAIL)}
+    size = {
+        **_number(FUSE_BYTES, "25MiB", "64MiB"),
+        "pattern": _whole(f"{NAME_PATTERN}|0*[1-9][0-9]*(?:{'|'.join(UNIT_BYTES)})"),
+        "patternErrorMessage": _SIZE_FORM,
+    }
+    values = {"modules": _number(FUSE_MODULES, "2", "4"), "bytes": size, "tail": _number(FUSE_TAIL, "1", "2")}
     fields = {key: _described(values[key], _FUSE_TEXTS[key]) for key in FUSE_KEYS}
-    return {"type": "object", "oneOf": [{"required": ["modules"]}, {"required": ["bytes"]}], **_closed(fields)}
+    return {
+        "type": "object",
+        **_closed(fields),
+        "if": {"required": ["modules"]},
+        "then": {"properties": {"bytes": False}, "errorMessage": _FUSE_FORM},
+        "else": {"required": ["bytes"], "errorMessage": _FUSE_FORM},
+        **_offers(*_FUSES),
+    }
 
 
 # Numbers and names of ops
@@ -256,23 +348,26 @@ def _integer(allowed: Range) -> Schema:
     return {"type": "integer", **_bounds(allowed)}
 
 
-def _number(allowed: Range) -> Schema:
+def _number(allowed: Range, *offered: str) -> Schema:
     """An integer, or the name of a param."""
-    return {"type": ["integer", "string"], "pattern": _whole(NAME_PATTERN), **_bounds(allowed)}
+    name = {**_named(), "patternErrorMessage": _NUMBER_FORM}
+    return {"type": ["integer", "string"], **_bounds(allowed), **name, **_offers(*offered)}
 
 
 def _bounds(allowed: Range) -> Schema:
     return {"minimum": allowed.least, "maximum": allowed.most}
 
 
-def _refs(root: bool) -> Schema:
-    """One op or a list of ops, to wait for."""
-    one = _ref(_index(every=True, offsets=not root))
-    return {**one, "type": ["string", "array"], "minItems": 1, "items": one}
-
-
-def _ref(index: str) -> Schema:
-    return {"type": "string", "pattern": _whole(f"{FAMILY_PATTERN}_{index}"), "patternErrorMessage": OP_FORMS}
+def _refs(root: bool, families: Iterable[str]) -> Schema:
+    """One op or a list of ops, to wait for; those of some families are offered."""
+    one = {
+        "type": "string",
+        "pattern": _whole(f"{FAMILY_PATTERN}_{_index(every=True, offsets=not root)}"),
+        "patternErrorMessage": _ROOT_OP_FORMS if root else OP_FORMS,
+    }
+    indices = ("n", "*") if root else ("n", "<n-1>")
+    offered = _offers(*(f"{family}_{index}" for family in families for index in indices))
+    return {**one, "type": ["string", "array"], "minItems": 1, "allOf": [{"items": {**one, **offered}}]}
 
 
 def _index(*, every: bool = False, offsets: bool = True) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from commplan.language import RULES, examine, library
-from commplan.language.schema import decimal_pattern, json_schema
+from commplan.language.schema import HINTS, decimal_pattern, json_schema
 from tests.random_schedules import schedules
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -70,35 +71,56 @@ def test_the_schema_is_one() -> None:
     Draft7Validator.check_schema(SCHEMA | {"$schema": "http://json-schema.org/draft-07/schema#"})
 
 
-def words(schema: Any) -> set[str]:
-    """Every keyword that a schema uses, at any depth."""
-    if not isinstance(schema, dict):
-        return set()
-    found = set(schema)
-    for key, value in schema.items():
-        if key in {"properties", "patternProperties", "$defs"}:
-            found = found.union(*map(words, value.values()))
-        elif isinstance(value, dict):
-            found |= words(value)
-        elif isinstance(value, list):
-            found = found.union(*map(words, value))
-    return found
+def parts(schema: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Every schema in a schema, with its place."""
+    if isinstance(schema, list):
+        for number, value in enumerate(schema):
+            yield from parts(value, (*at, str(number)))
+    elif isinstance(schema, dict):
+        yield at, schema
+        for key, value in schema.items():
+            if key in {"properties", "patternProperties", "$defs"}:
+                for name, part in value.items():
+                    yield from parts(part, (*at, key, name))
+            elif key not in {"defaultSnippets", "enum", "enumDescriptions"}:
+                yield from parts(value, (*at, key))
 
 
 def test_it_has_no_keyword_that_editors_do_not_know() -> None:
     draft_7 = set(Draft7Validator.META_SCHEMA["properties"])
-    assert words(SCHEMA) - draft_7 == {"$defs", "patternErrorMessage"}
+    assert {key for _, part in parts(SCHEMA) for key in part} - draft_7 == {"$defs"} | HINTS
 
 
-def test_an_editor_has_a_description_for_each_key_and_offers_ops() -> None:
-    for name, value in SCHEMA["properties"].items():
-        assert value["description"], name
-    for section in ("pre_backward", "post_backward", "root"):
-        line = SCHEMA["properties"][section]["items"]["properties"]
-        assert {"wait", "AG_n", "RS_n", "AR_n", "apply_n"} <= set(line)
-    for name, op in SCHEMA["$defs"].items():
-        assert op["description"], name
-        assert all(value["description"] for value in op["properties"].values()), name
+def test_an_editor_says_what_is_wrong_in_words() -> None:
+    for at, part in parts(SCHEMA):
+        assert not {"not", "oneOf"} & set(part), (at, "an editor shows no message for these but its own, which says nothing")
+        assert ("pattern" in part) <= ("patternErrorMessage" in part), at
+        assert len(part.get("enum", ())) == len(part.get("enumDescriptions", ())), at
+
+
+def test_an_editor_writes_nothing_that_was_not_asked_for() -> None:
+    for at, part in parts(SCHEMA):
+        assert "default" not in part, at  # yaml-language-server writes it for each key of a mapping
+        assert not {"required", "properties"} <= set(part) or at == (), (at, "it would offer a key twice")
+
+
+OFFERED = [(at, part, offer["bodyText"]) for at, part in parts(SCHEMA) for offer in part.get("defaultSnippets", ())]
+
+
+def test_what_an_editor_offers_to_write_is_right() -> None:
+    for at, part, text in OFFERED:
+        holder = SCHEMA["properties"][at[1]] if at[1] in {"params", "lanes"} else part
+        assert VALIDATOR.evolve(schema=holder | {"$defs": SCHEMA["$defs"]}).is_valid(data_of(text)), (at, text)
+        if at[-1] == "items" and len(at) == 3:
+            assert codes(f"version: 1\nname: x\n{at[1]}:\n  - {text}\n") == set()
+
+
+@pytest.mark.parametrize("attribute", ["after", "lane", "fuse", "chunks", "dtype", "when", "kind", "axis"])
+def test_an_editor_offers_values_for_each_attribute(attribute: str) -> None:
+    places = {at[:4] for at, _, _ in OFFERED} | {at for at, part in parts(SCHEMA) if "enum" in part}
+    holders = [name for name, op in SCHEMA["$defs"].items() if attribute in op["properties"]]
+    assert holders
+    assert all(("$defs", name, "properties", attribute) in places for name in holders)
 
 
 RIGHT = [*(CASES / "ok").glob("*.yaml"), *map(library.find, library.names())]
