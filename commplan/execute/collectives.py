@@ -1,6 +1,7 @@
 """What each kind of op does. A row of `TASKS` prepares an op when it is issued and returns what its lane is to run.
 
-Buffers are allocated while preparing, on the thread of compute; the closures run on the lane.
+Every buffer is allocated while preparing, on the thread (on a device: the stream) of compute; what runs on the lane only
+writes to those, since memory that a lane allocates would go back to the lane's pool while compute reads it.
 """
 
 from __future__ import annotations
@@ -52,10 +53,14 @@ def reduce_scatter(op: OpId, instance: Instance, store: Store) -> Task | None:
         _divide(packed, reduction.predivide)
         if reduction.shard_size > 1:
             return unit.reduce_scatter(shard, packed, reduction)
-        shard.copy_(packed if reduction.local_divide is None else packed / reduction.local_divide)
+        if reduction.local_divide is None:
+            shard.copy_(packed)
+        else:
+            torch.div(packed, reduction.local_divide, out=shard)
         return None
 
-    return Task(str(op), unit.name, _group_name(reduction.shard_group), start, add_previous)
+    group = reduction.shard_group
+    return Task(str(op), unit.name, _group_name(group), start, add_previous, process_group=group)
 
 
 def all_reduce(op: OpId, instance: Instance, store: Store) -> Task | None:
@@ -75,7 +80,8 @@ def all_reduce(op: OpId, instance: Instance, store: Store) -> Task | None:
     def start() -> dist.Work | None:
         return dist.all_reduce(shard, reduction.replicate_op, reduction.replicate_group, async_op=True)
 
-    return Task(str(op), instance.unit.name, _group_name(reduction.replicate_group), start, nothing)
+    group = reduction.replicate_group
+    return Task(str(op), instance.unit.name, _group_name(group), start, nothing, process_group=group)
 
 
 def apply(op: OpId, instance: Instance, store: Store) -> Task | None:
@@ -84,10 +90,15 @@ def apply(op: OpId, instance: Instance, store: Store) -> Task | None:
         return None
     shard = instance.shard
     assert shard is not None, f"{op}: nothing was reduced"
+    dtype = instance.unit.gradient_dtype(instance.layout)
+    # It becomes `.grad`, or is added to it at once: not communication memory, and not counted.
+    gradient = shard if dtype == shard.dtype else torch.empty_like(shard, dtype=dtype)
+    instance.gradient = gradient
 
     def start() -> None:
         _divide(shard, instance.reduction.postdivide)
-        instance.gradient = instance.unit.cast(shard, instance.layout)
+        if gradient is not shard:
+            gradient.copy_(shard)
 
     return Task(str(op), instance.unit.name, "this rank", start, nothing, is_communication=False)
 

@@ -111,14 +111,13 @@ class Unit(Protocol):
     def reduce_scatter(self, out: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> dist.Work | None:
         """Start the reduce-scatter of `source` (see `Gradients.pack`) into `out`, shape (layout.numel,)."""
 
-    def cast(self, shard: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """The reduced shard (shape (layout.numel,), reduce dtype, final scale) in the parameters' dtype; may be `shard`.
-
-        Runs on the lane of the apply, so it touches nothing else.
-        """
+    def gradient_dtype(self, layout: Layout) -> torch.dtype:
+        """The dtype of the parameters' `.grad`."""
 
     def write(self, gradient: torch.Tensor, layout: Layout) -> bool:
-        """Hand what `cast` returned to the parameters' `.grad`: set it or add to it, then run the user's hooks.
+        """Hand the reduced shard (shape (layout.numel,), `gradient_dtype`, final scale) to `.grad`: set it or add to it.
+
+        Then run the user's hooks.
 
         Runs on the thread of compute, whatever the lane of the apply: `.grad` and hooks are the user's.
 

@@ -89,6 +89,12 @@ class Lanes(Protocol):
     def take_intervals(self) -> tuple[Sequence[Interval], Sequence[Interval]]:
         """The communication ops, and the waits of compute, since the last call; a device is asked when they are read."""
 
+    def fail(self, error: Exception) -> None:
+        """Stop every lane; `error` is what every later call raises. The first failure wins."""
+
+    def in_flight(self) -> tuple[tuple[str, float], ...]:
+        """What is running, in words, each with the time since when (`time.perf_counter` seconds)."""
+
     def rest(self) -> None:
         """Compute is behind every lane and nothing is kept: the next backward may compute elsewhere."""
 

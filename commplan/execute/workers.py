@@ -209,4 +209,3 @@ class WorkerLanes:
                     raise timeout_error(task, elapsed_s) from error
                 raise
         task.finish()
-

@@ -80,9 +80,9 @@ class FsdpUnit:
         assert reduction.shard_group is not None
         return private.reduce_scatter(self.raw, out, source, reduction.shard_group, reduction.shard_op)
 
-    def cast(self, shard: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def gradient_dtype(self, layout: Layout) -> torch.dtype:
         """See `Unit`."""
-        return shard.to(self._facts[layout.params[0]].orig_dtype)
+        return self._facts[layout.params[0]].orig_dtype
 
     def write(self, gradient: torch.Tensor, layout: Layout) -> bool:
         """See `Unit`."""

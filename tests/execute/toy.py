@@ -55,8 +55,8 @@ class ToyUnit:
     def reduce_scatter(self, out: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> dist.Work | None:
         return dist.reduce_scatter_tensor(out, source, reduction.shard_op, reduction.shard_group, async_op=True)
 
-    def cast(self, shard: torch.Tensor, layout: Layout) -> torch.Tensor:
-        return shard
+    def gradient_dtype(self, layout: Layout) -> torch.dtype:
+        return torch.float32
 
     def write(self, gradient: torch.Tensor, layout: Layout) -> bool:
         for param, part in zip(layout.params, gradient.split(layout.numels), strict=True):

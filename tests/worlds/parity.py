@@ -35,7 +35,7 @@ DIFFERENT: Final[Sequence[Schedule]] = (
 )
 """Schedules that have little in common: for what hardly depends on the schedule."""
 
-LAZY: Final = Options(timeout_s=60, make_lanes=LazyLanes, make_memory=PoisonedMemory)
+LAZY: Final = Options(timeout_s=60, make_lanes=lambda device, timeout_s: LazyLanes(timeout_s), make_memory=PoisonedMemory)
 EAGER: Final = Options(timeout_s=60)
 
 Batch = torch.Tensor
