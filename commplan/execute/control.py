@@ -1,24 +1,27 @@
-"""Agreement between ranks on what each of them did: one tiny all-gather a backward, on a group of its own."""
+"""Agreement between ranks on what each of them did: tiny all-gathers on a group and a thread of their own."""
 
 from __future__ import annotations
 
 import hashlib
+import queue
+import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum
 
 import torch
 import torch.distributed as dist
 
-from commplan.errors import CollectiveTimeoutError, DivergenceError
-from commplan.execute.lanes import Task
+from commplan.errors import CollectiveTimeoutError, DivergenceError, ExecutionError
 from commplan.execute.ranks import listed
-
-CONTROL_LANE = "control"
 
 # A rank that is missing is told by the op that misses it.
 PATIENCE_S = 0.3
+
+# How long the end of the thread is waited for.
+GRACE_S = 0.5
 
 
 class Message(IntEnum):
@@ -26,10 +29,48 @@ class Message(IntEnum):
 
     BACKWARD = 1
     MODULE_ORDER = 2
+    REDUCTION = 3
+
+
+@dataclass(slots=True)
+class Check:
+    """One exchange, under way or over.
+
+    Attributes:
+        name: what is compared, in words.
+        tell: gets the error as soon as there is one, on the thread of the exchanges.
+    """
+
+    name: str
+    message: Message
+    number: int
+    record: Sequence[str]
+    tell: Callable[[ExecutionError], None] | None
+    over: threading.Event = field(default_factory=threading.Event)
+    error: ExecutionError | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the outcome is known."""
+        return self.over.is_set()
+
+    def wait(self) -> None:
+        """Return when all ranks have been found equal.
+
+        Raises:
+            DivergenceError: they are not; names ranks and the first difference.
+            CollectiveTimeoutError: a rank did not come.
+            ExecutionError: the exchange failed otherwise.
+        """
+        self.over.wait()
+        if self.error is not None:
+            raise self.error
 
 
 class Control:
-    """Compares records of what ranks did.
+    """Compares records of what ranks did, one exchange after another, beside everything else.
+
+    After an exchange that failed, every later one fails alike: ranks may have lost count of each other.
 
     Args:
         group: a CPU (gloo) group of every rank that shares the plan, used by nothing else.
@@ -39,47 +80,73 @@ class Control:
     def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
         self._group = group
         self._ranks = dist.get_process_group_ranks(group)
-        self._timeout = timedelta(seconds=timeout_s)
+        self._timeout_s = timeout_s
         self._num_exchanges = 0
+        self._queue: queue.SimpleQueue[Check | None] = queue.SimpleQueue()
+        self._failure: ExecutionError | None = None
+        self._thread = threading.Thread(target=self._serve, name="commplan-control", daemon=True)
+        self._thread.start()
 
-    def task(self, message: Message, record: Sequence[str]) -> Task:
-        """A task that compares `record` (lines in words) with the other ranks'.
+    def begin(self, message: Message, record: Sequence[str], tell: Callable[[ExecutionError], None] | None = None) -> Check:
+        """Compare `record` (lines in words) with the other ranks'; returns at once.
 
-        The task raises DivergenceError on every rank if any two records differ; only a digest travels as long as they agree.
+        All ranks have to begin the same exchanges in the same order; where they do not, the exchange finds out.  Only a
+        digest travels as long as they agree.
         """
         self._num_exchanges += 1
-        number = self._num_exchanges
-        digest = hashlib.sha256("\n".join(record).encode()).digest()
-        mine = torch.tensor([message, number, int.from_bytes(digest[:8], "big", signed=True)])
-        theirs = [torch.empty_like(mine) for _ in self._ranks]
-
-        def start() -> dist.Work | None:
-            return dist.all_gather(theirs, mine, group=self._group, async_op=True)
-
-        def finish() -> None:
-            if any(not torch.equal(mine, other) for other in theirs):
-                self._explain(f"{_words(message)} {number}", [_words(message), *record])
-
-        group = f"the control group of ranks {listed(self._ranks)}"
-        return Task(f"rank check {number}", "", group, start, finish, is_communication=False, patience_s=PATIENCE_S)
+        check = Check(f"{_words(message)} {self._num_exchanges}", message, self._num_exchanges, tuple(record), tell)
+        self._queue.put(check)
+        return check
 
     def agree(self, message: Message, record: Sequence[str]) -> None:
-        """Compare at once, on the calling thread. Raises as `task` does, and CollectiveTimeoutError if a rank does not come."""
-        task = self.task(message, record)
-        try:
-            work = task.start()
-            assert work is not None
-            work.wait(self._timeout)
-        except RuntimeError as error:
-            raise CollectiveTimeoutError(
-                f"ranks {listed(self._ranks)} could not compare their {_words(message)}: {error}; one did not reach this point"
-            ) from error
-        task.finish()
+        """Begin, and wait. Raises as `Check.wait` does."""
+        self.begin(message, record).wait()
 
-    def _explain(self, subject: str, record: Sequence[str]) -> None:
+    def close(self) -> None:
+        """End the thread. One that hangs in an exchange is left behind; it is a daemon and touches nothing any more."""
+        self._queue.put(None)
+        self._thread.join(timeout=GRACE_S)
+
+    def _serve(self) -> None:
+        while (check := self._queue.get()) is not None:
+            if self._failure is None:
+                try:
+                    self._exchange(check)
+                except ExecutionError as error:
+                    self._failure = error
+            check.error = self._failure
+            check.over.set()
+            if check.error is not None and check.tell is not None:
+                check.tell(check.error)
+
+    def _exchange(self, check: Check) -> None:
+        digest = hashlib.sha256("\n".join(check.record).encode()).digest()
+        mine = torch.tensor([check.message, check.number, int.from_bytes(digest[:8], "big", signed=True)])
+        theirs = [torch.empty_like(mine) for _ in self._ranks]
+        group = f"the control group of ranks {listed(self._ranks)}"
+        limit_s = self._timeout_s + PATIENCE_S
+        work = None
+        try:
+            work = dist.all_gather(theirs, mine, group=self._group, async_op=True)
+            assert work is not None
+            work.wait(timedelta(seconds=limit_s))
+            if any(not torch.equal(mine, other) for other in theirs):
+                self._explain(check)
+        except ExecutionError:
+            raise
+        except Exception as error:
+            if work is not None and not work.is_completed():
+                raise CollectiveTimeoutError(
+                    f"rank check {check.number} ({_words(check.message)}) on {group} did not end within {limit_s:.1f} s: "
+                    "a rank did not come to it. Gradients of this step are not to be used."
+                ) from error
+            raise ExecutionError(f"rank check {check.number} ({_words(check.message)}) on {group} failed: {error}") from error
+
+    def _explain(self, check: Check) -> None:
+        """Exchange the records themselves, and raise what is found."""
         records: list[Sequence[str]] = [()] * len(self._ranks)
-        dist.all_gather_object(records, list(record), group=self._group)
-        raise DivergenceError(describe_divergence(subject, dict(zip(self._ranks, records, strict=True))))
+        dist.all_gather_object(records, [_words(check.message), *check.record], group=self._group)
+        raise DivergenceError(describe_divergence(check.name, dict(zip(self._ranks, records, strict=True))))
 
 
 def describe_divergence(subject: str, record_of: dict[int, Sequence[str]]) -> str:

@@ -10,63 +10,58 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Concatenate, ParamSpec
 
-from commplan.errors import ExecutionError
+import torch.distributed as dist
+
+from commplan.errors import DivergenceError, ExecutionError
+from commplan.execute.backward import Backward
 from commplan.execute.collectives import TASKS, Store, placeholder
-from commplan.execute.control import CONTROL_LANE, Control, Message
+from commplan.execute.control import Check, Control, Message
 from commplan.execute.instance import Instance, PartialSum
 from commplan.execute.interface import Gradients, Unit
-from commplan.execute.lanes import Lanes, Token
+from commplan.execute.lanes import Lanes, Task, Token
+from commplan.execute.lookout import Lookout, Place
 from commplan.execute.memory import Memory
 from commplan.execute.program import Program, index_plan
 from commplan.execute.report import BackwardReport
-from commplan.ops import COMPUTE_LANE, Kind, OpId, Section
+from commplan.ops import COMPUTE_LANE, Kind, Section
 from commplan.plan.model import Buffer, BufferKind, OpStep, Plan, Step, WaitStep
 
 
 @dataclass(frozen=True, slots=True)
 class Machinery:
-    """What an executor works with. `control` is None where ranks need not be compared."""
+    """What an executor works with.
+
+    Attributes:
+        control: None where ranks need not be compared.
+        compares_reductions: whether ranks agree on the parameters of each reduction before it begins.
+        lookout: tells in errors where other ranks are.
+    """
 
     lanes: Lanes
     memory: Memory
     control: Control | None
+    compares_reductions: bool = False
+    lookout: Lookout | None = None
 
 
-@dataclass(slots=True)
-class _Backward:
-    """The state of the backward that is under way.
+P = ParamSpec("P")
 
-    Attributes:
-        cursor: position of the next hook to open.
-        live: module -> its reduction, once its gradients are complete in time.
-        late: modules whose hook had opened before; reduced in root.
-        extra: reductions of modules that were reduced already in this backward.
-        tokens: the end of each op that was issued.
-        record: what this rank did, in words that must be equal on every rank.
-        irregular_bytes: memory that no plan can foresee: late modules and extra reductions.
-        partial_bytes: partial sums that earlier backwards left.
-    """
 
-    begin_s: float
-    partial_bytes: int
-    cursor: int = 0
-    is_collecting: bool = False
-    live: dict[int, Instance] = field(default_factory=dict)
-    late: dict[int, Instance] = field(default_factory=dict)
-    extra: list[tuple[int, Instance]] = field(default_factory=list)
-    tokens: dict[OpId, Token] = field(default_factory=dict)
-    record: list[str] = field(default_factory=list)
-    irregular_bytes: int = 0
+def _on_compute(method: Callable[Concatenate[Executor, P], None]) -> Callable[Concatenate[Executor, P], None]:
+    """`method`, whose allocations, waits and releases belong to compute as the lanes see it."""
 
-    @property
-    def instances(self) -> list[Instance]:
-        """Every reduction of this backward, each once."""
-        late = [i for module, i in self.late.items() if self.live.get(module) is not i]
-        return [*self.live.values(), *late, *(i for _, i in self.extra)]
+    @functools.wraps(method)
+    def wrapped(self: Executor, *args: P.args, **kwargs: P.kwargs) -> None:
+        with self._lanes.compute():
+            method(self, *args, **kwargs)
+
+    return wrapped
 
 
 class Executor:
@@ -81,11 +76,18 @@ class Executor:
         self._lanes = machinery.lanes
         self._memory = machinery.memory
         self._control = machinery.control
+        self._lookout = machinery.lookout
+        self._compares_reductions = machinery.compares_reductions
+        self._checks: list[Check] = []
+        self._failure: ExecutionError | None = None
+        self.host_wait: tuple[str, float] | None = None
         self._store = Store(machinery.memory)
-        self._backward: _Backward | None = None
+        self._backward: Backward | None = None
         self._num_backwards = 0
         self.last_report: BackwardReport | None = None
         self.set_plan(plan, units)
+        if self._lookout is not None:
+            self._lookout.watch(self.place, self._lanes.fail)
 
     # What a framework calls: see `interface`.
 
@@ -100,53 +102,97 @@ class Executor:
         return self._backward is not None
 
     @property
+    def failure(self) -> ExecutionError | None:
+        """Why nothing can run any more, if so."""
+        failure = self._failure or self._lanes.failure
+        return failure if failure is None or isinstance(failure, ExecutionError) else ExecutionError(str(failure))
+
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether a backward is under way or failed, or the outcome of a rank check was not looked at."""
+        return self._backward is not None or bool(self._checks) or self.failure is not None
+
+    @property
+    def holds_partial_sums(self) -> bool:
+        """Whether earlier backwards left partial sums."""
+        return bool(self._store.partial_sums)
+
+    @property
     def has_pre_backward_hooks(self) -> bool:
         """Whether the plan does anything before compute of a module."""
         return bool(self._program.pre_position)
 
     def raise_failure(self) -> None:
         """Raise if an earlier backward failed: nothing can run any more."""
-        if (failure := self._lanes.failure) is not None:
+        if (failure := self.failure) is not None:
             raise ExecutionError(
                 f"an earlier backward failed ({failure}); its gradients are lost: end this job, or detach and attach again"
             ) from failure
 
+    def fail(self, error: ExecutionError) -> ExecutionError:
+        """Nothing can run any more because of `error`; what to raise instead, which says where the other ranks are."""
+        if self._failure is None:
+            can_tell = self._lookout is not None and not isinstance(error, DivergenceError)
+            self._failure = self._lookout.explain(error) if can_tell and self._lookout is not None else error
+            self._lanes.fail(self._failure)
+        return self._failure
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Inside, an ExecutionError is the end of this executor."""
+        try:
+            yield
+        except ExecutionError as error:
+            failure = self.fail(error)
+            if failure is error:
+                raise
+            raise failure from error
+
+    def settle(self, *, waits: bool) -> None:
+        """Raise what comparing ranks has found since backward returned, where it did not wait for that.
+
+        Args:
+            waits: until the outcome is known.
+        """
+        while self._checks and (waits or self._checks[0].is_over):
+            self._checks.pop(0).wait()
+
+    def place(self) -> Place:
+        """Where this rank is. May be called by any thread."""
+        number = self._num_backwards
+        where = f"in backward {number + 1}" if self._backward is not None else f"after backward {number}"
+        host_wait = self.host_wait
+        return Place(where, (*self._lanes.in_flight(), *([host_wait] if host_wait is not None else [])))
+
     def begin(self) -> None:
         """A backward begins. The calls below begin one too."""
-        self._current()
+        with self.failing():
+            self.settle(waits=False)
+            self._current()
 
     def set_plan(self, plan: Plan, units: Sequence[Unit]) -> None:
         """Run `plan` from the next backward on. Partial sums stay with their units."""
         assert self._backward is None, "a plan can't be exchanged in mid-backward"
         self._program: Program = index_plan(plan)
+        for lane in plan.lanes:
+            self._lanes.open(lane.name, lane.priority)
         self._units = tuple(units)
 
+    @_on_compute
     def pre_backward(self, need_index: int) -> None:
         """Compute of the module that is needed `need_index`-th is about to begin."""
-        backward = self._current()
-        position = self._program.pre_position.get(need_index)
-        if position is not None and not backward.is_collecting:
-            self._open_through(position)
+        with self.failing():
+            self.settle(waits=False)
+            backward = self._current()
+            position = self._program.pre_position.get(need_index)
+            if position is not None and not backward.is_collecting:
+                self._open_through(position)
 
+    @_on_compute
     def complete(self, module: int, gradients: Gradients) -> None:
         """The gradients of `module` are complete. The second time in one backward they are reduced again and accumulated."""
-        backward = self._current()
-        instance = Instance.of(self._units[module], gradients)
-        backward.record.append(f"{instance.unit.name}: parameters {instance.layout.params}, all-reduce {instance.all_reduce}")
-        position = self._program.post_position[module]
-        if module in backward.live or module in backward.late:
-            self._reduce_again(module, instance)
-        elif position < backward.cursor:
-            self._postpone(module, instance)
-        else:
-            backward.live[module] = instance
-            if backward.is_collecting:
-                self._open_ready()
-            else:
-                self._open_through(position)
-            if position >= backward.cursor:
-                backward.irregular_bytes += gradients.size_bytes
-            instance.hold_gradients(self._memory)
+        with self.failing():
+            self._complete(module, gradients)
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
@@ -161,32 +207,17 @@ class Executor:
         finally:
             backward.is_collecting = False
 
+    @_on_compute
     def root(self) -> None:
         """All gradients are complete: finish every op, and leave nothing running.
 
         Raises:
             ExecutionError: a collective failed or took too long, or ranks did different things; `.grad` is not to be used.
         """
-        backward = self._current()
-        self._num_backwards += 1
-        self._postpone_partial_sums()
-        if not backward.live and not backward.late:
-            self._backward = None
-            return
-        checks: list[Token] = []
-        if self._control is not None:
-            # Backwards without a reduction are counted too: ranks that accumulate differently must not meet.
-            head = (f"plan {self._program.digest}", f"backward {self._num_backwards}")
-            check = self._control.task(Message.BACKWARD, (*head, *backward.record))
-            checks.append(self._lanes.submit(CONTROL_LANE, check, ()))
-        self._open_through(self._program.root - 1)
-        self._run_late()
-        self._open_through(self._program.root)
-        for module, instance in backward.extra:
-            self._run_alone(module, instance, {Kind.APPLY})
-        self._lanes.wait([*self._outstanding(), *checks])
-        self._finish()
+        with self.failing():
+            self._finish_all()
 
+    @_on_compute
     def abort(self) -> None:
         """Drop the backward that is under way, partial sums included, once what is in flight has ended."""
         backward, self._backward = self._backward, None
@@ -203,6 +234,7 @@ class Executor:
             self._memory.release(buffer, kept=id(buffer) in grads)
         self._store.partial_sums.clear()
         self._lanes.take_intervals()
+        self._lanes.rest()
 
     def take_partial_sums(self) -> dict[Unit, PartialSum]:
         """Let go of the partial sums that earlier backwards left, and return them."""
@@ -225,14 +257,57 @@ class Executor:
         """Drop everything and end the lanes. Waits for what is in flight, at most the timeout of a collective."""
         self.abort()
         self._lanes.close()
+        if self._control is not None:
+            self._control.close()
+        if self._lookout is not None:
+            self._lookout.close()
 
     # The loop.
 
-    def _current(self) -> _Backward:
+    def _complete(self, module: int, gradients: Gradients) -> None:
+        backward = self._current()
+        instance = Instance.of(self._units[module], gradients)
+        backward.record.append(f"{instance.unit.name}: {instance.in_words()}")
+        position = self._program.post_position[module]
+        if module in backward.live or module in backward.late:
+            self._reduce_again(module, instance)
+        elif position < backward.cursor:
+            self._postpone(module, instance)
+        else:
+            backward.live[module] = instance
+            if backward.is_collecting:
+                self._open_ready()
+            else:
+                self._open_through(position)
+            if position >= backward.cursor:
+                backward.irregular_bytes += gradients.size_bytes
+            instance.hold_gradients(self._memory)
+
+    def _finish_all(self) -> None:
+        backward = self._current()
+        self._num_backwards += 1
+        self._postpone_partial_sums()
+        if not backward.live and not backward.late:
+            self._backward = None
+            return
+        if self._control is not None:
+            # Backwards without a reduction are counted too: ranks that accumulate differently must not meet.
+            head = (f"plan {self._program.digest}", f"backward {self._num_backwards}")
+            self._checks.append(self._control.begin(Message.BACKWARD, (*head, *backward.record), self._lanes.fail))
+        self._open_through(self._program.root - 1)
+        self._run_late()
+        self._open_through(self._program.root)
+        for module, instance in backward.extra:
+            self._run_alone(module, instance, {Kind.APPLY})
+        self._lanes.wait(self._outstanding())
+        self.settle(waits=self._lanes.blocks_host)
+        self._finish()
+
+    def _current(self) -> Backward:
         if self._backward is None:
             self.raise_failure()
             self._memory.restart_peak()
-            self._backward = _Backward(time.perf_counter(), self._store.partial_bytes)
+            self._backward = Backward(time.perf_counter(), self._store.partial_bytes)
         return self._backward
 
     def _open_through(self, position: int) -> None:
@@ -263,6 +338,8 @@ class Executor:
 
     def _run_op(self, step: OpStep, instance: Instance | None, waits: list[Token]) -> None:
         task = None if instance is None else TASKS[step.kind](step.op, instance, self._store)
+        if task is not None and instance is not None and task.is_communication and not instance.is_agreed:
+            task = self._after_agreement(task, instance)
         if step.lane == COMPUTE_LANE:
             self._lanes.wait(waits)
             if task is not None and instance is not None:
@@ -275,6 +352,23 @@ class Executor:
         self._current().tokens[step.op] = token
         if instance is not None:
             instance.last = token
+
+    def _after_agreement(self, task: Task, instance: Instance) -> Task:
+        """`task`, the first collective of a reduction, which begins when all ranks reduce the same parameters."""
+        instance.is_agreed = True
+        if self._control is None or not self._compares_reductions:
+            return task
+        backward = f"backward {self._num_backwards + 1}, {task.op} of {instance.unit.name}"
+        check = self._control.begin(Message.REDUCTION, (f"{backward}: {instance.in_words()}",))
+
+        def start() -> dist.Work | None:
+            try:
+                check.wait()
+            except ExecutionError as error:
+                raise type(error)(f"{task} did not begin: {error}") from error
+            return task.start()
+
+        return replace(task, start=start)
 
     def _run_alone(self, module: int, instance: Instance, kinds: set[Kind]) -> None:
         """Run the ops of one reduction outside their places in the plan, each behind the one before."""
@@ -346,3 +440,5 @@ class Executor:
             backward.begin_s, time.perf_counter(), ops, waits, self._memory.peak_bytes, declared_bytes
         )
         self._backward = None
+        if not self._store.partial_sums:
+            self._lanes.rest()

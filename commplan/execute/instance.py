@@ -31,9 +31,10 @@ class Instance:
         shard: the reduced shard, all-reduced in place.
         inputs: what the reduce-scatter reads besides: the packed gradients, a partial sum that is added on the lane.
         last: the token of the last op that touches the shard.
-        gradient: the shard in the parameters' dtype, once the apply has run and until `.grad` has it.
+        gradient: the shard in the parameters' dtype, filled by the apply; from then on until `.grad` has it.
         is_written: `.grad` has it.
         is_grad: `.grad` views the shard, so it no longer is communication memory.
+        is_agreed: its first collective was issued, so that ranks need not be asked again.
     """
 
     unit: Unit
@@ -48,6 +49,7 @@ class Instance:
     gradient: torch.Tensor | None = None
     is_written: bool = False
     is_grad: bool = False
+    is_agreed: bool = False
 
     @classmethod
     def of(cls, unit: Unit, gradients: Gradients) -> Instance:
@@ -58,6 +60,10 @@ class Instance:
     def of_partial_sum(cls, unit: Unit, partial: PartialSum) -> Instance:
         """The reduction of a partial sum alone."""
         return cls(unit, unit.partial_reduction(partial.buffer.dtype), partial.layout, True, shard=partial.buffer)
+
+    def in_words(self) -> str:
+        """What ranks have to have in common."""
+        return f"parameters {self.layout.params} in {self.reduction.dtype}, all-reduce {self.all_reduce}"
 
     @property
     def size_bytes(self) -> int:
@@ -116,5 +122,5 @@ def add_into(total: torch.Tensor, layout: Layout, part: torch.Tensor, part_layou
         offset += numel
     offset = 0
     for param, numel in zip(part_layout.params, part_layout.numels, strict=True):
-        total[offset_of[param] : offset_of[param] + numel] += part[offset : offset + numel]
+        total.narrow(0, offset_of[param], numel).add_(part.narrow(0, offset, numel))
         offset += numel

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, get_args
 
 import torch
 import torch.distributed as dist
@@ -24,11 +23,13 @@ from commplan.execute.agreement import REFUSED, agree
 from commplan.execute.control import Control, Message
 from commplan.execute.executor import Executor, Machinery
 from commplan.execute.lanes import Lanes
+from commplan.execute.lookout import Lookout
 from commplan.execute.memory import Memory
 from commplan.execute.report import BackwardReport
 from commplan.execute.supported import refuse_unsupported
-from commplan.execute.workers import WorkerLanes
+from commplan.fsdp2 import torch_faults as faults
 from commplan.fsdp2 import torch_private as private
+from commplan.fsdp2.devices import backend_for, device_problems, group_timeout, lanes_for
 from commplan.fsdp2.driver import Driver, Recompile
 from commplan.fsdp2.groups import Group, Orders, find_groups, guess_orders, make_table, root_modules
 from commplan.fsdp2.unit import FsdpUnit, OwnGroups
@@ -40,20 +41,24 @@ from commplan.plan.model import Plan
 logger = logging.getLogger("commplan")
 
 
+RankChecks = Literal["off", "backward", "always"]
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to run, as opposed to what.
 
     Attributes:
         timeout_s: how long one collective, or the arrival of another rank, may take.
-        check_ranks: compare in each backward what the ranks did; costs one all-gather of three integers beside it.
-        make_lanes: timeout_s -> lanes; the default suits the model's device.
+        rank_checks: compare ranks in each "backward", which costs one all-gather of three integers beside it; "always":
+            before each reduction as well; "off".
+        make_lanes: (device, timeout_s) -> lanes; the default suits the device.
         make_memory: makes the account of communication buffers.
     """
 
     timeout_s: float = 600.0
-    check_ranks: bool = True
-    make_lanes: Callable[[float], Lanes] = WorkerLanes
+    rank_checks: RankChecks = "backward"
+    make_lanes: Callable[[torch.device, float], Lanes] = lanes_for
     make_memory: Callable[[], Memory] = field(default=Memory)
 
 
@@ -88,13 +93,19 @@ class Attachment:
 
 
 def attach(
-    model: nn.Module, schedule: str | Path | ScheduleSpec, *, options: Options | None = None, **params: int
+    model: nn.Module,
+    schedule: str | Path | ScheduleSpec,
+    *,
+    options: Options | None = None,
+    rank_checks: RankChecks | None = None,
+    **params: int,
 ) -> Attachment:
     """Drive the backward communication of `model` by `schedule`. Every rank has to call this alike.
 
     Args:
         model: sharded by `torch.distributed.fsdp.fully_shard`, before or after its first forward.
         schedule: a library name, a path, YAML text, or a parsed schedule.
+        rank_checks: takes the place of `options.rank_checks`.
         params: values of the schedule's params.
 
     Raises:
@@ -103,6 +114,12 @@ def attach(
         UnsupportedError: the schedule uses what this version can't run.
     """
     options = options or Options()
+    if rank_checks is not None:
+        options = replace(options, rank_checks=rank_checks)
+    if options.rank_checks not in get_args(RankChecks):
+        raise AttachError(
+            f"rank_checks is {options.rank_checks!r}; expected one of {', '.join(map(repr, get_args(RankChecks)))}"
+        )
     if not dist.is_initialized():
         raise AttachError("torch.distributed is not initialised: call init_process_group and fully_shard before attach")
     rank = dist.get_rank()
@@ -169,11 +186,7 @@ def _problems(model: nn.Module, groups: Sequence[Group]) -> Iterator[str]:
             yield f"module {group.name!r} holds a gradient that is not all-reduced yet: attach between steps, after zero_grad"
         for refusal in private.refusals(group.raw):
             yield f"module {group.name!r} {refusal}"
-        if group.raw.device.type != "cpu":
-            yield (
-                f"module {group.name!r} is on {group.raw.device}: this version runs plans on CPU only (gloo); "
-                "check, plan and compile work for every device"
-            )
+    yield from device_problems({group.name: group.raw.device for group in groups})
 
 
 def _record(spec: ScheduleSpec, plan: Plan, groups: Sequence[Group], options: Options) -> dict[str, str]:
@@ -184,7 +197,7 @@ def _record(spec: ScheduleSpec, plan: Plan, groups: Sequence[Group], options: Op
         "the torch release": torch.__version__,
         "the module table": "\n".join(m.model_dump_json() for m in plan.modules.modules) + f"\n{plan.modules.need_order}",
         "the plan": plan.digest,
-        "options": f"timeout_s = {options.timeout_s}\ncheck_ranks = {options.check_ranks}",
+        "options": f"timeout_s = {options.timeout_s}\nrank_checks = {options.rank_checks}",
         "FSDP2's settings": "\n".join(f"{group.name}: {private.settings(group.raw)}" for group in groups),
     }
 
@@ -193,17 +206,29 @@ def _install(prepared: _Prepared, options: Options, agreement: str) -> Attachmen
     """Make process groups and replace methods; on failure nothing of either is left."""
     maker = _GroupMaker(agreement, options.timeout_s)
     driver: Driver | None = None
+    control: Control | None = None
+    executor: Executor | None = None
     try:
         units = [FsdpUnit(group, maker.own_groups(group)) for group in prepared.groups]
-        control = Control(maker.make(prepared.ranks, "control", "gloo"), options.timeout_s) if options.check_ranks else None
-        machinery = Machinery(options.make_lanes(options.timeout_s), options.make_memory(), control)
+        if options.rank_checks != "off":
+            control = Control(maker.make(prepared.ranks, "control", "gloo"), options.timeout_s)
+        store = faults.own_store(private.default_store())
+        lookout = Lookout(store, agreement, dist.get_rank(), prepared.ranks, options.timeout_s)
+        machinery = Machinery(
+            options.make_lanes(prepared.groups[0].raw.device, options.timeout_s), options.make_memory(), control, options.rank_checks == "always", lookout
+        )
         executor = Executor(prepared.plan, [units[i] for i in prepared.orders.completion], machinery)
-        driver = Driver(prepared.groups, units, prepared.orders, executor, _recompiler(prepared, control))
+        recompile = _recompiler(prepared, control)
+        driver = Driver(prepared.groups, units, prepared.orders, executor, recompile, options.timeout_s)
         driver.install(prepared.model)
     except BaseException:
         # Whatever was replaced goes back first: the groups must have no user left.
         if driver is not None:
             driver.remove()
+        elif executor is not None:
+            executor.close()
+        elif control is not None:
+            control.close()
         for process_group in maker.made:
             private.end_group(process_group)
         raise
@@ -233,12 +258,12 @@ class _GroupMaker:
     def __init__(self, prefix: str, timeout_s: float) -> None:
         self._prefix = prefix
         self.made: list[dist.ProcessGroup] = []
-        self._timeout = timedelta(seconds=timeout_s)
+        self._timeout_s = timeout_s
         self._own: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
 
     def make(self, ranks: Sequence[int], purpose: str, backend: str) -> dist.ProcessGroup:
         """A new group over `ranks`."""
-        group = private.new_group(f"{self._prefix}/{purpose}/{min(ranks)}", ranks, backend, self._timeout)
+        group = private.new_group(f"{self._prefix}/{purpose}/{min(ranks)}", ranks, backend, group_timeout(backend, self._timeout_s))
         self.made.append(group)
         return group
 
@@ -249,14 +274,16 @@ class _GroupMaker:
         reduce whatever on the groups of the mesh, both on the thread of compute while lanes run.
         """
         mesh = private.mesh_facts(group.raw)
+        device = group.raw.device
         return OwnGroups(
-            mesh.reduce_scatter or self._like(mesh.shard, "reduce-scatter"), self._like(mesh.replicate, "all-reduce")
+            mesh.reduce_scatter or self._like(mesh.shard, "reduce-scatter", device),
+            self._like(mesh.replicate, "all-reduce", device),
         )
 
-    def _like(self, model: dist.ProcessGroup | None, purpose: str) -> dist.ProcessGroup | None:
+    def _like(self, model: dist.ProcessGroup | None, purpose: str, device: torch.device) -> dist.ProcessGroup | None:
         if model is None:
             return None
         ranks = tuple(dist.get_process_group_ranks(model))
         if (purpose, ranks) not in self._own:
-            self._own[purpose, ranks] = self.make(ranks, f"{purpose} {len(self._own)}", dist.get_backend(model))
+            self._own[purpose, ranks] = self.make(ranks, f"{purpose} {len(self._own)}", backend_for(model, device))
         return self._own[purpose, ranks]

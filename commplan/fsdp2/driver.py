@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from commplan.errors import ExecutionError
 from commplan.execute.executor import Executor
+from commplan.fsdp2 import torch_faults as faults
+from commplan.fsdp2 import torch_devices
 from commplan.fsdp2 import torch_private as private
+from commplan.fsdp2.faults import GatherPatience, Interruptions, holds_parameters_of, refuse_alterations
 from commplan.fsdp2.groups import Group, Orders, root_modules
 from commplan.fsdp2.unit import FsdpUnit
 from commplan.plan.model import Plan
-
-logger = logging.getLogger("commplan")
 
 Recompile = Callable[[Sequence[Group], Orders], Plan]
 """Groups, and the orders that forwards showed -> the plan for them, once every rank has found the same."""
@@ -62,19 +65,31 @@ class Driver:
     Args:
         groups, units: the model's parameter groups and their units, by the same index.
         orders: those that the executor's plan was compiled for.
+        timeout_s: how long the host waits for an all-gather of FSDP2's.
     """
 
     def __init__(
-        self, groups: Sequence[Group], units: Sequence[FsdpUnit], orders: Orders, executor: Executor, recompile: Recompile
+        self,
+        groups: Sequence[Group],
+        units: Sequence[FsdpUnit],
+        orders: Orders,
+        executor: Executor,
+        recompile: Recompile,
+        timeout_s: float,
     ) -> None:
         self.executor = executor
         self._groups = list(groups)
         self._units = units
         self._recompile = recompile
         self._record = ForwardRecord()
+        self._offloaded = [group.raw for group in groups if torch_devices.is_offloaded(group.raw)]
         self._replacements = private.Replacements()
         self._handles: list[RemovableHandle] = []
         self._roots: list[private.State] = []
+        self._gathers = faults.WatchedAllGathers()
+        self._facts = [private.param_facts(group.raw) for group in groups]
+        self._interruptions = Interruptions(executor, groups, self._roots)
+        self._timeout_s = timeout_s
         self._use(orders)
 
     def install(self, model: nn.Module) -> None:
@@ -83,6 +98,7 @@ class Driver:
         for _, state in private.states(model):
             # Any state's may be the one that FSDP2 queues, the root's only as a rule.
             self._replace(state, private.FINAL_CALLBACK, self._final_callback)
+            self._replace(state, faults.QUEUES_CALLBACK, partial(self._queue_callback, state))
             if root_set.intersection(private.modules(state)):
                 self._roots.append(state)
         for index, group in enumerate(self._groups):
@@ -90,6 +106,11 @@ class Driver:
             self._replace(group.raw, "post_forward", partial(self._post_forward, index))
             self._replace(group.raw, "pre_backward", partial(self._pre_backward, index))
             self._replace(group.raw, "post_backward", partial(self._post_backward, index))
+        patience = GatherPatience(self.executor, self._timeout_s, self._fail)
+        for group in self._groups:
+            if group.raw.device.type == "cpu":
+                self._gathers.watch(group.raw, partial(patience.wait, group.name, private.mesh_facts(group.raw).shard))
+        self._handles.append(register_optimizer_step_pre_hook(_weakly(self._before_step)))
         for module in root_set:
             before = private.without_dynamo(self._before_forward)
             self._handles.append(module.register_forward_pre_hook(before, prepend=True))
@@ -105,17 +126,18 @@ class Driver:
         while self._handles:
             self._handles.pop().remove()
         self._replacements.undo()
-        if self._is_unfinished():
-            self._forget()
+        self._gathers.undo()
+        if self._interruptions.is_unfinished:
+            self._interruptions.forget()
         for unit, partial_sum in self.executor.take_partial_sums().items():
             if isinstance(unit, FsdpUnit):
                 private.give_partial_sum(unit.raw, partial_sum.buffer)
         self.executor.close()
 
     def _replace(self, owner: object, name: str, wrapper: Callable[..., Any]) -> None:
-        """Let `owner.name(...)` be `wrapper(original, ...)`; torch.compile traces it no more than FSDP2's own."""
+        """Let `owner.name(...)` be `wrapper(original, ...)`; torch.compile and type checks treat it as FSDP2's own."""
         original = getattr(owner, name)
-        self._replacements.make(owner, name, private.without_dynamo(partial(wrapper, original)))
+        self._replacements.make(owner, name, private.as_hook(name, partial(wrapper, original)))
 
     def _use(self, orders: Orders) -> None:
         self._orders = orders
@@ -169,9 +191,19 @@ class Driver:
         try:
             yield
         except ExecutionError:
-            for group in self._groups:
-                private.drop_grads(group.raw)
+            self._drop_grads()
             raise
+
+    def _drop_grads(self) -> None:
+        for group in self._groups:
+            private.drop_grads(group.raw)
+
+    def _fail(self, error: ExecutionError) -> ExecutionError:
+        self._drop_grads()
+        return self.executor.fail(error)
+
+    def _queue_callback(self, state: private.State, original: Callable[..., Any]) -> None:
+        self._interruptions.queue_callback(state, original)
 
     def _final_callback(self, original: Callable[..., Any]) -> None:
         self._enter()
@@ -184,27 +216,33 @@ class Driver:
             return
         with self._no_grads_on_failure():
             self.executor.root()
+        for raw in self._offloaded:
+            torch_devices.finish_copies(raw)
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Forget a backward that raised: its gradients are lost, and FSDP2 has to forget it too."""
+        """Refuse to go on after what can't be mended, forget what can."""
         self.executor.raise_failure()
-        if self._is_unfinished() and not private.in_autograd():
-            logger.warning(
-                "a backward ended before root, with %s still to run; its gradients and partial sums are dropped",
-                ", ".join(self.executor.pending_ops()) or "no op",
-            )
-            self._forget()
+        if private.in_autograd():
+            return
+        with self._no_grads_on_failure(), self.executor.failing():
+            self.executor.settle(waits=False)
+        if self._interruptions.is_unfinished:
+            self._record.take()
+        self._interruptions.before_forward()
+        if torch.is_grad_enabled():
+            refuse_alterations(self._groups, self._facts)
 
-    def _is_unfinished(self) -> bool:
-        """Whether a backward began and did not reach root; FSDP2 may know of one that raised before it came to any group."""
-        return self.executor.in_backward or any(private.has_queued_callback(root) for root in self._roots)
-
-    def _forget(self) -> None:
-        """Drop a backward that raised, here and in FSDP2."""
-        self.executor.abort()
-        for root in self._roots:
-            if not private.is_inner(root):
-                private.reset_iteration(root)
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """No optimizer may take gradients that are incomplete. One that steps inside a backward knows what it does."""
+        is_suspicious = self.executor.is_suspicious or self._interruptions.has_lost
+        if not is_suspicious and not self._interruptions.backward_is_unfinished:
+            return
+        if private.in_autograd() or not holds_parameters_of(optimizer, self._groups):
+            return
+        self.executor.raise_failure()
+        with self._no_grads_on_failure(), self.executor.failing():
+            self.executor.settle(waits=True)
+        self._interruptions.before_step()
 
     # Orders.
 
@@ -236,6 +274,17 @@ class Driver:
         if self.executor.has_pre_backward_hooks:
             need = _fit(need, [i for i in seen.need if i in self._place or i in thawed])
         return Orders(completion, need)
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Calls `method` as long as its object lives: a hook of the whole process must not keep a model alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        if (alive := reference()) is not None:
+            alive(*args)
+
+    return call
 
 
 def _fit(known: tuple[int, ...], seen: Sequence[int]) -> tuple[int, ...]:

@@ -1,0 +1,42 @@
+"""The state of the backward that is under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from commplan.execute.instance import Instance
+from commplan.execute.lanes import Token
+from commplan.ops import OpId
+
+
+@dataclass(slots=True)
+class Backward:
+    """What the executor knows of one backward.
+
+    Attributes:
+        cursor: position of the next hook to open.
+        live: module -> its reduction, once its gradients are complete in time.
+        late: modules whose hook had opened before; reduced in root.
+        extra: reductions of modules that were reduced already in this backward.
+        tokens: the end of each op that was issued.
+        record: what this rank did, in words that must be equal on every rank.
+        irregular_bytes: memory that no plan can foresee: late modules and extra reductions.
+        partial_bytes: partial sums that earlier backwards left.
+    """
+
+    begin_s: float
+    partial_bytes: int
+    cursor: int = 0
+    is_collecting: bool = False
+    live: dict[int, Instance] = field(default_factory=dict)
+    late: dict[int, Instance] = field(default_factory=dict)
+    extra: list[tuple[int, Instance]] = field(default_factory=list)
+    tokens: dict[OpId, Token] = field(default_factory=dict)
+    record: list[str] = field(default_factory=list)
+    irregular_bytes: int = 0
+
+    @property
+    def instances(self) -> list[Instance]:
+        """Every reduction of this backward, each once."""
+        late = [i for module, i in self.late.items() if self.live.get(module) is not i]
+        return [*self.live.values(), *late, *(i for _, i in self.extra)]

@@ -1,0 +1,158 @@
+"""What commplan takes from torch under names with an underscore in order to notice faults; the rest is in `torch_private`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.tensor import DTensor
+
+from commplan.fsdp2 import torch_private as private
+
+QUEUES_CALLBACK: Final = "_register_root_post_backward_final_callback"
+"""The method of a state by which FSDP2 asks autograd for its final callback, once a backward."""
+
+_ALL_GATHER: Final = "_all_gather_comm"
+
+
+def own_store(store: Store) -> Store:
+    """`store` over a connection of its own, where torch can: whoever blocks on one does not block the other."""
+    return store.clone() if hasattr(store, "clone") else store
+
+
+class BackwardEnd:
+    """Whether one backward of autograd has ended, and how: it calls this at its end, and only drops it when it raises."""
+
+    class _Callback:
+        def __init__(self, end: BackwardEnd) -> None:
+            self._end = end
+
+        def __call__(self) -> None:
+            self._end.has_ended = True
+
+        def __del__(self) -> None:
+            self._end.has_raised = not self._end.has_ended
+
+    def __init__(self) -> None:
+        """Watch the backward in which the calling thread is."""
+        self.has_ended = False
+        self.has_raised = False
+        Variable._execution_engine.queue_callback(self._Callback(self))
+
+
+def context_of(state: private.State) -> int:
+    """A number that states under one root share."""
+    return id(state._state_ctx)
+
+
+def is_in_forward(state: private.State) -> bool:
+    """Whether a forward of the state's module began and did not end."""
+    return state._training_state.name == "FORWARD"
+
+
+def holds_whole_gradients(state: private.State) -> bool:
+    """Whether gradients that were accumulated without sync wait anywhere under this root."""
+    return any(
+        p.unsharded_accumulated_grad is not None
+        for inner in state._state_ctx.all_states
+        for group in private.groups(inner)
+        for p in group.fsdp_params
+    )
+
+
+def has_gradients(group: private.ParamGroup) -> bool:
+    """Whether any `.grad` of the group holds more than zeros."""
+    grads = (p.sharded_param.grad for p in group.fsdp_params)
+    return any(bool(grad.to_local().any()) for grad in grads if isinstance(grad, DTensor))
+
+
+def faces(group: private.ParamGroup) -> list[nn.Parameter]:
+    """The sharded parameters of the group."""
+    return [p.sharded_param for p in group.fsdp_params]
+
+
+def alterations(group: private.ParamGroup, names: Sequence[str], facts: Sequence[private.ParamFacts]) -> Iterator[str]:
+    """How parameters of `group` differ from what they were when `facts` were taken, in words."""
+    for p, name, fact in zip(group.fsdp_params, names, facts, strict=True):
+        sharded = p.sharded_param
+        if sharded.dtype is not fact.orig_dtype:
+            yield f"parameter {name!r} is in {sharded.dtype} now and was in {fact.orig_dtype}"
+        elif sharded.device != group.device and not p.offload_to_cpu:
+            yield f"parameter {name!r} is on {sharded.device} now and was on {group.device}"
+        elif tuple(sharded.shape) != fact.shape:
+            yield f"parameter {name!r} has the shape {tuple(sharded.shape)} now and had {fact.shape}"
+        elif not _is_registered(p):
+            yield f"parameter {name!r} was replaced by another object, which FSDP2 does not know"
+
+
+def _is_registered(p: Any) -> bool:
+    registered = p._module_info.module._parameters.get(p._module_info.param_name)
+    return (
+        registered is p.sharded_param
+        or registered is getattr(p, "_unsharded_param", None)
+        or registered is getattr(p, "_sharded_post_forward_param", None)
+    )
+
+
+class _WatchedWork(dist.Work):
+    """A collective whose `wait` is `wait_for(work)`."""
+
+    def __init__(self, work: dist.Work, wait_for: Callable[[dist.Work], None]) -> None:
+        super().__init__()
+        self._work = work
+        self._wait_for = wait_for
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._wait_for(self._work)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+
+class _WatchedAllGather:
+    """FSDP2's all-gather of one group, waited for by `wait_for`."""
+
+    def __init__(self, original: Any, wait_for: Callable[[dist.Work], None]) -> None:
+        self._original = original
+        self._wait_for = wait_for
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        work = self._original(output_tensor=output_tensor, input_tensor=input_tensor, group=group, async_op=True)
+        if work is None:
+            return None
+        if async_op:
+            return _WatchedWork(work, self._wait_for)
+        self._wait_for(work)
+        return None
+
+
+class WatchedAllGathers:
+    """All-gathers of FSDP2 that were put under watch, so that they can be put back."""
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[private.ParamGroup, Any]] = []
+
+    def watch(self, group: private.ParamGroup, wait_for: Callable[[dist.Work], None]) -> None:
+        """Let `wait_for` do each wait of the host for an all-gather of `group`; not where this torch has no place for it."""
+        original = vars(group).get(_ALL_GATHER)
+        if original is not None:
+            setattr(group, _ALL_GATHER, _WatchedAllGather(original, wait_for))
+            self._originals.append((group, original))
+
+    def undo(self) -> None:
+        """Restore every group."""
+        while self._originals:
+            group, original = self._originals.pop()
+            if isinstance(vars(group).get(_ALL_GATHER), _WatchedAllGather):
+                setattr(group, _ALL_GATHER, original)
