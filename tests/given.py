@@ -4,6 +4,7 @@
     # modules: embed (shard), head (replicate, shard; 8x8, 248320x5120)
     # rank 0: a, b            (and so on; a table for each rank)
     # memory cap: 32MiB
+    # in flight: 2            (of the collectives of a rank)
 
 A module is spread over both axes, 2 ranks each, and has one fp32 parameter of 8x8, if nothing else is said.
 """
@@ -43,6 +44,7 @@ def findings(text: str, schedule: object = None) -> tuple[Violation, ...]:
     cap = size_bytes(said["memory cap"]) if "memory cap" in said else None
     ranks = [table(said[key]) for key in sorted(key for key in said if re.fullmatch(r"rank \d", key))]
     if ranks:
-        return compiler.check_ranks(subject, ranks, memory_cap_bytes=cap)  # type: ignore[arg-type]
+        in_flight = int(said.get("in flight", "1"))
+        return compiler.check_ranks(subject, ranks, in_flight=in_flight, memory_cap_bytes=cap)  # type: ignore[arg-type]
     modules = table(said["modules"]) if "modules" in said else None
     return compiler.check(subject, modules, memory_cap_bytes=cap)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""docs/rules.md is what the rules say, and every rule shows both sides and has its cases."""
+"""docs/rules.md is what the rules say, and every rule shows both sides."""
 
 from __future__ import annotations
 
@@ -43,9 +43,3 @@ def test_every_rule_is_on_the_page_once() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_nothing_is_found_in_what_a_rule_shows_as_right(rule: Rule) -> None:
     assert given.findings(rule.right) == ()
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
-def test_every_rule_has_a_case(rule: Rule) -> None:
-    expected = (path.read_text(encoding="utf-8") for path in (REPOSITORY / "tests/cases/err").glob("*.expected"))
-    assert any(f" {rule.code} " in text for text in expected)

@@ -25,6 +25,9 @@ from commplan.ops import BUILT_IN_LANES, KIND_OF_FAMILY, WIRE_DTYPES, Axis, Kind
 
 PARAM_RANGE: Final = Range("a param", 0, 2**63 - 1)
 PARAM_KEYS: Final = ("default", "min", "max")
+NAME_FORM: Final = "a name is made of letters, digits and underscores, a letter first"
+LANE_FORM: Final = "as in `outer: {priority: high}` or `outer: {}`"
+_OWN: Final = "write `communicator: own`, or remove it: without it the lane shares the communicator of the axis"
 LANE_KEYS: Final = ("priority", "communicator")
 PRIORITIES: Final = MappingProxyType({"high": "", "normal": ""})
 COMMUNICATORS: Final = MappingProxyType({"own": ""})
@@ -80,28 +83,36 @@ class Declared:
             for bound in (self.minimum, self.maximum):
                 if bound is not None and not use.allowed.least <= bound <= use.allowed.most:
                     wrong = f"{use.allowed.what} is {use.allowed.least} to {use.allowed.most}, but {self.name} may be {bound}"
-                    findings.add("CP021", wrong, use.span, "narrow the bounds", (Related("declared here", self.span),))
+                    nearest = (
+                        f"write `{'min' if bound == self.minimum else 'max'}: {_within(bound, use.allowed)}` for {self.name}"
+                    )
+                    findings.add("CP021", wrong, use.span, nearest, (Related("declared here", self.span),))
         return param if len(findings.violations) == before else None
+
+
+def _within(number: int, allowed: Range) -> int:
+    return min(max(number, allowed.least), allowed.most)
 
 
 def _check_default(param: Param, findings: Findings) -> None:
     low, high = param.minimum, param.maximum
     if high is not None and low > high:
-        findings.add("CP021", f"the bounds of {param.name} hold no number: min {low}, max {high}", param.span, "exchange them")
+        wrong = f"the bounds of {param.name} hold no number: min {low}, max {high}"
+        findings.add("CP021", wrong, param.span, f"write `min: {high}, max: {low}`")
     elif param.default < low or (high is not None and param.default > high):
         bounds = f"at least {low}" if high is None else f"{low} to {high}"
         findings.add(
             "CP021",
             f"the default of {param.name} is {param.default}, out of its bounds: {bounds}",
             param.span,
-            f"write {bounds}",
+            f"write `default: {low if param.default < low else high}`",
         )
 
 
 def read_params(node: Node, lanes: frozenset[str], findings: Findings) -> dict[str, Declared | None]:
     """Params by name; None for one with a fault that was reported."""
     params: dict[str, Declared | None] = {}
-    for name, entry in (read_entries(node, "`params`", findings) or {}).items():
+    for name, entry in (read_entries(node, "`params`", findings, "as in `params: {k: 2}`") or {}).items():
         sound = _check_param_name(name, entry.key.span, lanes, findings)
         declared = _read_param(entry, findings)
         params[name] = declared if sound else None
@@ -110,11 +121,11 @@ def read_params(node: Node, lanes: frozenset[str], findings: Findings) -> dict[s
 
 def _check_param_name(name: str, at: Span, lanes: frozenset[str], findings: Findings) -> bool:
     if not re.fullmatch(NAME_PATTERN, name):
-        findings.add("CP014", f"{shown(name)} cannot name a param", at, "a name has letters, digits and underscores")
+        findings.add("CP014", f"{shown(name)} cannot name a param", at, NAME_FORM)
         return False
     if name in RESERVED or name in lanes:
         what = "a lane" if name in lanes else "the index of a module" if name == "n" else "a word of the language"
-        findings.add("CP022", f"{name} already means {what}", at, "choose another name for the param")
+        findings.add("CP022", f"{name} already means {what}", at, f"choose another name for the param, as in `my_{name}`")
         return False
     return True
 
@@ -126,12 +137,13 @@ def _read_param(entry: Entry, findings: Findings) -> Declared | None:
         return None if default is None else Declared(name, default, None, None, entry.key.span)
     before = len(findings.violations)
     what = f"the param {shown(name)[1:-1]}"
-    fields = read_known(value, what, PARAM_KEYS, findings)
+    fields = read_known(value, what, PARAM_KEYS, findings, f"as in `{shown(name)[1:-1]}: {{default: 2, min: 1, max: 8}}`")
     if fields is None:
         return None
-    if "default" not in fields:
-        findings.add("CP008", f"{what} has no `default`", entry.key.span, f"`{name[:40]}: {{default: 2, min: 1, max: 8}}`")
     numbers = {key: read_integer(field.value, PARAM_RANGE, findings) for key, field in fields.items()}
+    if "default" not in fields:
+        usual = next((number for number in (numbers.get("min"), numbers.get("max")) if number is not None), 2)
+        findings.add("CP008", f"{what} has no `default`", entry.key.span, f"add one, as in `default: {usual}`")
     default = numbers.get("default")
     if default is None or len(findings.violations) > before:
         return None
@@ -140,24 +152,26 @@ def _read_param(entry: Entry, findings: Findings) -> Declared | None:
 
 def read_lanes(node: Node, findings: Findings) -> dict[str, Lane | None]:
     """Lanes by name; None for one with a fault that was reported."""
-    return {name: _read_lane(entry, findings) for name, entry in (read_entries(node, "`lanes`", findings) or {}).items()}
+    entries = read_entries(node, "`lanes`", findings, "as in `lanes: {outer: {priority: high}}`") or {}
+    return {name: _read_lane(entry, findings) for name, entry in entries.items()}
 
 
 def _read_lane(entry: Entry, findings: Findings) -> Lane | None:
     name, at = entry.key.value, entry.key.span
     before = len(findings.violations)
     if name in BUILT_IN_LANES:
-        findings.add("CP025", f"the lane {name} exists already and cannot be changed", at, "declare a lane of another name")
+        hint = f"remove it, or declare one of another name, as in `my_{name}: {{priority: high}}`"
+        findings.add("CP025", f"the lane {name} exists already and cannot be changed", at, hint)
     elif not re.fullmatch(NAME_PATTERN, name):
-        findings.add("CP014", f"{shown(name)} cannot name a lane", at, "a name has letters, digits and underscores")
+        findings.add("CP014", f"{shown(name)} cannot name a lane", at, NAME_FORM)
     empty = isinstance(entry.value, Scalar) and entry.value.is_null
-    fields = {} if empty else read_known(entry.value, "a lane", LANE_KEYS, findings)
+    fields = {} if empty else read_known(entry.value, "a lane", LANE_KEYS, findings, LANE_FORM)
     priority: str | None = "normal"
     own = False
     if fields and "priority" in fields:
         priority = read_choice(fields["priority"].value, "`priority`", PRIORITIES, findings)
     if fields and "communicator" in fields:
-        own = read_choice(fields["communicator"].value, "`communicator`", COMMUNICATORS, findings) is not None
+        own = read_choice(fields["communicator"].value, "`communicator`", COMMUNICATORS, findings, _OWN) is not None
     if priority is None or len(findings.violations) > before:
         return None
     return Lane(name=name, priority=priority, own_communicator=own, span=at)

@@ -55,17 +55,18 @@ class Entry:
     value: Node
 
 
-def read_entries(node: Node, what: str, findings: Findings) -> dict[str, Entry] | None:
-    """The entries of a mapping whose keys are free; the first of a repeated key counts."""
+def read_entries(node: Node, what: str, findings: Findings, hint: str) -> dict[str, Entry] | None:
+    """The entries of a mapping whose keys are free; the first of a repeated key counts. `hint` is for what is no mapping."""
     if not isinstance(node, nodes.Mapping):
-        wrong_type(node, f"{what} is a mapping `key: value`", findings)
+        wrong_type(node, f"{what} is a mapping `key: value`", findings, hint)
         return None
     entries: dict[str, Entry] = {}
     for key, value in node.pairs:
         if isinstance(key, Refused):
             continue
         if not isinstance(key, Scalar) or key.is_null:
-            findings.add("CP009", f"a key of {what} is a word, not {describe(key)}", key.span)
+            wrong = f"a key of {what} is a word, not {describe(key)}"
+            findings.add("CP009", wrong, key.span, "write a word before the colon, or take this entry away")
         elif key.plain and key.value == "<<":
             findings.add("CP005", "the merge key << is not part of the language", key.span, "write the values out")
         elif key.value in entries:
@@ -76,9 +77,9 @@ def read_entries(node: Node, what: str, findings: Findings) -> dict[str, Entry] 
     return entries
 
 
-def read_known(node: Node, what: str, known: Sequence[str], findings: Findings) -> dict[str, Entry] | None:
-    """The entries of a mapping with keys out of `known`."""
-    entries = read_entries(node, what, findings)
+def read_known(node: Node, what: str, known: Sequence[str], findings: Findings, hint: str) -> dict[str, Entry] | None:
+    """The entries of a mapping with keys out of `known`. `hint` is for what is no mapping."""
+    entries = read_entries(node, what, findings, hint)
     if entries is None:
         return None
     for name in [name for name in entries if name not in known]:
@@ -94,7 +95,7 @@ def unknown_key(key: Scalar, what: str, known: Collection[str], findings: Findin
         findings.add("CP007", f"{what} has no key {shown(key.value)}", key.span, did_you_mean(key.value, known))
 
 
-def wrong_type(node: Node, expected: str, findings: Findings, hint: str = "") -> None:
+def wrong_type(node: Node, expected: str, findings: Findings, hint: str) -> None:
     """Report that a value has the wrong type, unless it was refused already."""
     if not isinstance(node, Refused):
         findings.add("CP009", f"{expected}, not {describe(node)}", node.span, hint)
@@ -103,7 +104,9 @@ def wrong_type(node: Node, expected: str, findings: Findings, hint: str = "") ->
 def read_text(node: Node, what: str, findings: Findings) -> str | None:
     """A text on one or more lines, without control characters."""
     if not isinstance(node, Scalar) or not node.is_text:
-        hint = f'quote it to make it a text: "{node.value}"' if isinstance(node, Scalar) and not node.is_null else ""
+        hint = f"write words after {what[:-1]}: `"
+        if isinstance(node, Scalar) and not node.is_null:
+            hint = f'quote it to make it a text: "{node.value}"'
         wrong_type(node, f"{what} is a text", findings, hint)
         return None
     if not node.value.replace("\n", "").replace("\t", "").isprintable():
@@ -115,7 +118,8 @@ def read_text(node: Node, what: str, findings: Findings) -> str | None:
 def read_integer(node: Node, allowed: Range, findings: Findings) -> int | None:
     """A decimal integer within a range."""
     if not isinstance(node, Scalar) or not node.is_integer:
-        hint = "remove the quotes" if isinstance(node, Scalar) and Scalar(node.span, node.value).is_integer else ""
+        quoted = isinstance(node, Scalar) and Scalar(node.span, node.value).is_integer
+        hint = "remove the quotes" if quoted else f"write a number in digits, {_least(allowed)}"
         wrong_type(node, f"{allowed.what} is an integer", findings, hint)
         return None
     digits = node.value.lstrip("+-").lstrip("0")
@@ -129,8 +133,17 @@ def check_range(value: int, written: str, at: Span, allowed: Range, findings: Fi
     if allowed.least <= value <= allowed.most:
         return True
     bound = f"at least {allowed.least}" if value < allowed.least else f"at most {allowed.most}"
-    findings.add("CP024", f"{allowed.what} is {bound}, not {shown(written)[1:-1]}", at)
+    findings.add(
+        "CP024",
+        f"{allowed.what} is {bound}, not {shown(written)[1:-1]}",
+        at,
+        f"write {_least(allowed) if value < allowed.least else f'{allowed.most} or less'}",
+    )
     return False
+
+
+def _least(allowed: Range) -> str:
+    return f"{allowed.least} or more"
 
 
 def read_number(node: Node, allowed: Range, scope: Scope) -> Number | None:
@@ -155,7 +168,8 @@ def read_size(node: Node, allowed: Range, scope: Scope) -> Number | None:
     if match is None:
         units = {unit.lower(): unit for unit in UNIT_BYTES}
         loose = re.fullmatch(r"([0-9]{1,9})[ _]*([kmg]i?b)", node.value.lower())
-        hint = f"did you mean {loose[1]}{units[loose[2]]}?" if loose else f"a whole number with {alternatives(UNIT_BYTES)}"
+        hint = f"did you mean {loose[1]}{units[loose[2]]}?" if loose else ""
+        hint = hint or f"write a whole number with {alternatives(UNIT_BYTES)}, as in 1536MiB for one and a half GiB"
         scope.findings.add("CP034", f"{shown(node.value)} is not a size in bytes", node.span, hint)
         return None
     value = int(match["count"][:20]) * UNIT_BYTES[match["unit"]]
@@ -166,19 +180,24 @@ def check_param(name: str, at: Span, scope: Scope) -> bool:
     """Report a param that is not declared (CP020)."""
     if name in scope.params:
         return True
-    hint = closest(name, scope.params) or f"declare it: `params: {{{name[:40]}: 2}}`"
+    hint = closest(name, scope.params) or f"declare it under `params`, as in `{name[:40]}: 2`"
     scope.findings.add("CP020", f"{shown(name)} is not declared in `params`", at, hint)
     return False
 
 
-def read_choice(node: Node, what: str, choices: Mapping[str, str], findings: Findings) -> str | None:
-    """One of a few words, given with what else they are called (or "")."""
+def read_choice(node: Node, what: str, choices: Mapping[str, str], findings: Findings, hint: str = "") -> str | None:
+    """One of a few words, given with what else they are called (or ""). `hint` is for what is close to none."""
     if not isinstance(node, Scalar) or not node.is_text:
-        wrong_type(node, f"{what} is {alternatives(choices)}", findings)
+        wrong_type(node, f"{what} is {alternatives(choices)}", findings, _choices(what, choices))
         return None
     if node.value not in choices:
         other = {also: choice for choice, also in choices.items() if also}
-        hint = f"did you mean {other[node.value]}?" if node.value in other else closest(node.value, choices)
-        findings.add("CP013", f"{what} is {alternatives(choices)}, not {shown(node.value)}", node.span, hint)
+        close = f"did you mean {other[node.value]}?" if node.value in other else closest(node.value, choices)
+        wrong = f"{what} is {alternatives(choices)}, not {shown(node.value)}"
+        findings.add("CP013", wrong, node.span, close or hint or _choices(what, choices))
         return None
     return node.value
+
+
+def _choices(what: str, choices: Mapping[str, str]) -> str:
+    return f"write {alternatives(f'{what[:-1]}: {choice}`' for choice in choices)}"

@@ -23,7 +23,7 @@ from commplan.language.fields import (
     wrong_type,
 )
 from commplan.language.nodes import Node, Scalar
-from commplan.language.refs import RefError, is_ref, parse_ref
+from commplan.language.refs import WAIT_FORM, RefError, is_ref, parse_ref
 from commplan.language.source import alternatives, closest, shown
 from commplan.language.spec import Fuse, Line, OpLine, OpRef, WaitLine
 from commplan.language.uses import CHUNKS, FUSE_BYTES, FUSE_MODULES, FUSE_TAIL, OFFSET
@@ -32,6 +32,9 @@ from commplan.ops import BUILT_IN_LANES, COMPUTE_LANE, KIND_OF_FAMILY, TRAITS, W
 WAIT: Final = "wait"
 ATTRIBUTES: Final = ("after", "lane", "fuse", "chunks", "dtype", "when", "kind", "axis")
 FUSE_KEYS: Final = ("modules", "bytes", "tail")
+FUSE_FORM: Final = "as in `fuse: {modules: 4}` or `fuse: {bytes: 64MiB}`"
+LINE_FORM: Final = "as in `- RS_n: {after: compute_n}` or `- wait: RS_<n-1>`"
+_ATTRIBUTES_FORM: Final = "as in `- {}: {{after: compute_n}}`"
 
 PLACEABLE: Final[Mapping[str, str]] = MappingProxyType({k: t.family for k, t in TRAITS.items() if k is not Kind.COMPUTE})
 AXES: Final[Mapping[str, str]] = MappingProxyType(dict.fromkeys(Axis, ""))
@@ -47,10 +50,10 @@ TAKES: Final[Mapping[Kind, frozenset[str]]] = MappingProxyType(
 )
 _REFUSED_BECAUSE: Final[Mapping[tuple[Kind, str], str]] = MappingProxyType(
     {
-        (Kind.APPLY, "when"): "an apply is skipped by itself when the last reduction before it is: put `when` there",
-        (Kind.APPLY, "dtype"): "put `dtype` on the collective before it",
-        (Kind.ALL_GATHER, "when"): "parameters are needed in every backward",
-        (Kind.ALL_GATHER, "dtype"): "parameters are gathered in the dtype of compute",
+        (Kind.APPLY, "when"): "remove it, or move it to the reduction before: when that is skipped, so is the apply",
+        (Kind.APPLY, "dtype"): "remove it, or move it to the reduction before",
+        (Kind.ALL_GATHER, "when"): "remove it: parameters are needed in every backward",
+        (Kind.ALL_GATHER, "dtype"): "remove it: parameters are gathered in the dtype of compute",
     }
 )
 
@@ -60,7 +63,7 @@ def read_lines(node: Node, section: Section, scope: Scope) -> tuple[Line, ...]:
     if isinstance(node, Scalar) and node.is_null:
         return ()
     if not isinstance(node, nodes.Sequence):
-        wrong_type(node, f"`{section}` is a list of lines", scope.findings, "begin each line with `- `")
+        wrong_type(node, f"`{section}` is a list of lines", scope.findings, f"begin each line under `{section}:` with `- `")
         return ()
     lines = [line for item in node.items for line in _read_item(item, section, scope)]
     return tuple(line for line in lines if line is not None)
@@ -72,11 +75,9 @@ def _read_item(item: Node, section: Section, scope: Scope) -> list[Line | None]:
         return [_read_op(Entry(item, Scalar(item.span, "")), section, scope)]
     entries = None
     if isinstance(item, nodes.Mapping):
-        entries = read_entries(item, "a line", scope.findings)
+        entries = read_entries(item, "a line", scope.findings, LINE_FORM)
     else:
-        wrong_type(
-            item, "a line is an op or a wait", scope.findings, "as in `- RS_n: {after: compute_n}` or `- wait: RS_<n-1>`"
-        )
+        wrong_type(item, "a line is an op or a wait", scope.findings, LINE_FORM)
     if entries is None:
         return []
     _check_one_key(item, entries, scope)
@@ -93,15 +94,22 @@ def _check_one_key(item: Node, entries: Mapping[str, Entry], scope: Scope) -> No
     ops = [name for name in names if name not in ATTRIBUTES]
     if stray and ops:
         wrong = f"`{stray[0]}` stands beside {shown(ops[0])}, not under it"
-        hint = f"write `- {ops[0][:40]}: {{{stray[0]}: ...}}`, or indent `{stray[0]}` deeper than the op"
+        value = entries[stray[0]].value
+        written = shown(value.value)[1:-1] if isinstance(value, Scalar) else "..."
+        hint = f"write `- {ops[0][:40]}: {{{stray[0]}: {written}}}`, or indent `{stray[0]}` deeper than the op"
         scope.findings.add("CP015", wrong, entries[stray[0]].key.span, hint)
     elif stray:
-        scope.findings.add("CP015", f"`{stray[0]}` belongs to no op", entries[stray[0]].key.span, "write it under an op")
+        scope.findings.add(
+            "CP015",
+            f"`{stray[0]}` belongs to no op",
+            entries[stray[0]].key.span,
+            f"write it under its op, as in `- RS_n: {{{stray[0]}: ...}}`",
+        )
     elif len(ops) > 1:
         wrong = f"a line places one op, and {shown(ops[1])} is a second one"
         scope.findings.add("CP015", wrong, entries[ops[1]].key.span, "begin another line for it, with `- `")
     elif not entries:
-        scope.findings.add("CP015", "a line without an op", item.span, "as in `- RS_n`")
+        scope.findings.add("CP015", "a line without an op", item.span, f"remove it, or write an op or a wait, {LINE_FORM}")
 
 
 def _read_entry(entry: Entry, section: Section, scope: Scope) -> Line | None:
@@ -136,26 +144,30 @@ def _read_attributes(entry: Entry, scope: Scope) -> dict[str, Entry]:
     """The attributes written under an op."""
     name = shown(entry.key.value)[1:-1]
     if not isinstance(entry.value, nodes.Mapping):
-        wrong_type(
-            entry.value, "what follows an op are its attributes", scope.findings, f"as in `- {name}: {{after: compute_n}}`"
-        )
+        wrong_type(entry.value, "what follows an op are its attributes", scope.findings, _ATTRIBUTES_FORM.format(name))
         return {}
-    attributes = read_entries(entry.value, f"{name}", scope.findings) or {}
+    attributes = read_entries(entry.value, name, scope.findings, _ATTRIBUTES_FORM.format(name)) or {}
+    named = [*_texts(attributes["after"].value), *filter(is_ref, attributes)] if "after" in attributes else []
     for key in [key for key in attributes if key not in ATTRIBUTES]:
         field = attributes.pop(key)
-        if is_ref(key) and "after" in attributes:
+        if key in named:
             wrong = f"the op {shown(key)} stands where an attribute belongs"
-            scope.findings.add("CP007", wrong, field.key.span, f"several ops are a list: `after: [..., {key}]`")
+            scope.findings.add("CP007", wrong, field.key.span, f"several ops are a list: `after: [{', '.join(named)}]`")
         else:
             unknown_key(field.key, f"an op such as {name}", ATTRIBUTES, scope.findings)
     return attributes
+
+
+def _texts(node: Node) -> list[str]:
+    items = node.items if isinstance(node, nodes.Sequence) else (node,)
+    return [item.value for item in items if isinstance(item, Scalar)]
 
 
 def _kind_of(ref: OpRef, attributes: Mapping[str, Entry], values: Mapping[str, Any], scope: Scope) -> Kind | None:
     """The kind of an op: that of its family, or the one written for a family of a free name."""
     kind = KIND_OF_FAMILY.get(ref.family)
     if kind is Kind.COMPUTE:
-        hint = "a schedule places communication and apply; compute may stand in `after` and `wait`"
+        hint = f"remove it: a schedule places communication and apply. To wait for it write {ref} in `after` or `wait`"
         scope.findings.add("CP019", f"{ref} cannot be placed: compute runs by itself", ref.span, hint)
         return None
     if kind is not None:
@@ -166,7 +178,7 @@ def _kind_of(ref: OpRef, attributes: Mapping[str, Entry], values: Mapping[str, A
         return kind
     if "kind" not in attributes:
         close = closest(ref.family, KIND_OF_FAMILY)
-        hint = f"give it one: `kind: {alternatives(PLACEABLE)}`"
+        hint = f"say what it does with {alternatives(f'`kind: {kind}`' for kind in PLACEABLE)}"
         hint = f"{close} Otherwise {hint}" if close else hint
         scope.findings.add("CP029", f"{ref.family} is no built-in op and has no `kind`", ref.span, hint)
         return None
@@ -185,12 +197,13 @@ def _check_attributes(kind: Kind, ref: OpRef, attributes: Mapping[str, Entry], v
         findings.add("CP032", f"`axis` means nothing for {kind}", attributes["axis"].key.span, "remove it")
     if axis is Axis.SHARD and values.get("axis") is Axis.REPLICATE:
         wrong = f"{kind} over the replicate axis (hierarchical all-reduce): not in version 1 of the language"
-        findings.add("CP011", wrong, attributes["axis"].value.span, "use all_reduce there")
+        findings.add(
+            "CP011", wrong, attributes["axis"].value.span, "reduce over that axis with one op, as in `- AR_n: {after: RS_n}`"
+        )
     if axis is not None and values.get("lane") == COMPUTE_LANE:
         at = attributes["lane"].value.span
-        findings.add(
-            "CP028", f"{ref.family} is a collective, and those do not run on compute", at, f"as in `lane: {TRAITS[kind].lane}`"
-        )
+        hint = f"remove `lane`, or name another, as in `lane: {TRAITS[kind].lane}`"
+        findings.add("CP028", f"{ref.family} is a collective, and those do not run on compute", at, hint)
 
 
 def check_families(lines: tuple[Line, ...], scope: Scope) -> None:
@@ -202,7 +215,9 @@ def check_families(lines: tuple[Line, ...], scope: Scope) -> None:
             if (before.kind, before.axis) != (line.kind, line.axis):
                 wrong = f"{line.ref.family} has a second meaning here: {_meaning(line)}"
                 related = Related(f"first {_meaning(before)}", before.span)
-                scope.findings.add("CP031", wrong, line.span, "give each meaning its own name", (related,))
+                scope.findings.add(
+                    "CP031", wrong, line.span, f"call one of the two otherwise, as in `my_{line.ref}`", (related,)
+                )
 
 
 def _meaning(line: OpLine) -> str:
@@ -214,12 +229,13 @@ def _meaning(line: OpLine) -> str:
 
 def _read_ref(node: Node, section: Section, scope: Scope) -> OpRef | None:
     if not isinstance(node, Scalar) or node.is_null:
-        wrong_type(node, "expected an op as in RS_<n-1>", scope.findings)
+        hint = "take the inner brackets away" if isinstance(node, nodes.Sequence) else "name one, or take this entry away"
+        wrong_type(node, "expected an op as in RS_<n-1>", scope.findings, hint)
         return None
     try:
         ref = parse_ref(node.value, node.span)
     except RefError as error:
-        scope.findings.add(error.code, str(error), node.span, closest(node.value, (WAIT,)) or error.hint)
+        scope.findings.add(error.code, str(error), node.span, WAIT_FORM if closest(node.value, (WAIT,)) else error.hint)
         return None
     if section is Section.ROOT and ("<" in node.value and node.value != f"{ref.family}_<n>"):
         hint = f"write {ref.family}_n: in root it stands for every module in order"
@@ -251,11 +267,11 @@ def _read_after(node: Node, section: Section, scope: Scope) -> tuple[OpRef, ...]
 
 def _read_lane(node: Node, _: Section, scope: Scope) -> str | None:
     if not isinstance(node, Scalar) or not node.is_text:
-        wrong_type(node, "`lane` is the name of a lane", scope.findings)
+        wrong_type(node, "`lane` is the name of a lane", scope.findings, "as in `lane: replicate`")
         return None
     if node.value not in scope.lanes and node.value not in BUILT_IN_LANES:
         close = closest(node.value, {*scope.lanes, *BUILT_IN_LANES})
-        hint = close or f"declare it: `lanes: {{{node.value[:40]}: {{}}}}`"
+        hint = close or f"declare it under `lanes`, as in `{node.value[:40]}: {{}}`"
         scope.findings.add("CP026", f"the lane {shown(node.value)} is not declared", node.span, hint)
         return None
     return node.value
@@ -263,17 +279,16 @@ def _read_lane(node: Node, _: Section, scope: Scope) -> str | None:
 
 def _read_fuse(node: Node, _: Section, scope: Scope) -> Fuse | None:
     if not isinstance(node, nodes.Mapping):
-        wrong_type(node, "`fuse` is a mapping", scope.findings, "as in `fuse: {modules: 4}` or `fuse: {bytes: 64MiB}`")
+        wrong_type(node, "`fuse` is a mapping", scope.findings, FUSE_FORM)
         return None
     before = len(scope.findings.violations)
-    fields = read_known(node, "`fuse`", FUSE_KEYS, scope.findings) or {}
+    fields = read_known(node, "`fuse`", FUSE_KEYS, scope.findings, FUSE_FORM) or {}
     limits = [name for name in ("modules", "bytes") if name in fields]
     if len(limits) > 1:
         hint = "keep one of them"
         scope.findings.add("CP033", "`fuse` has both `modules` and `bytes`", fields[limits[1]].key.span, hint)
     elif not limits:
-        hint = "as in `fuse: {modules: 4}` or `fuse: {bytes: 64MiB}`"
-        scope.findings.add("CP033", "`fuse` has neither `modules` nor `bytes`", node.span, hint)
+        scope.findings.add("CP033", "`fuse` has neither `modules` nor `bytes`", node.span, FUSE_FORM)
     modules = read_number(fields["modules"].value, FUSE_MODULES, scope) if "modules" in fields else None
     size = read_size(fields["bytes"].value, FUSE_BYTES, scope) if "bytes" in fields else None
     tail = read_number(fields["tail"].value, FUSE_TAIL, scope) if "tail" in fields else None
@@ -283,7 +298,9 @@ def _read_fuse(node: Node, _: Section, scope: Scope) -> Fuse | None:
 
 
 def _read_kind(node: Node, _: Section, scope: Scope) -> str | None:
-    return read_choice(node, "`kind`", PLACEABLE, scope.findings)
+    computes = isinstance(node, Scalar) and node.value == Kind.COMPUTE
+    hint = "remove the line: compute runs by itself" if computes else ""
+    return read_choice(node, "`kind`", PLACEABLE, scope.findings, hint)
 
 
 def _read_axis(node: Node, _: Section, scope: Scope) -> Axis | None:

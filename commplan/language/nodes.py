@@ -35,14 +35,20 @@ _OTHER_NUMBER: Final = re.compile(
 
 _SYNTAX_HINTS: Final = (
     ("'\\t'", "indent with spaces: YAML does not allow tabs there"),
-    ("mapping values are not allowed", "check the indentation; quote a text that has ': ' in it"),
-    ("expected <block end>", "entries of one list or mapping begin in the same column"),
+    (
+        "mapping values are not allowed",
+        "put the attributes of an op in braces, as in `- AR_n: {after: RS_n}`, and quote a text that has ': ' in it",
+    ),
+    ("expected <block end>", "begin the entries of one list or mapping in the same column"),
     ("could not find expected ':'", "a key is followed by ': '; entries of one mapping begin in the same column"),
     ("flow sequence", "close the '['; entries are separated by commas"),
     ("flow mapping", "close the '{'; entries are separated by commas"),
     ("unexpected end of stream", "close the quotes"),
     ("cannot start any token", "quote a text that begins with this character"),
 )
+
+
+_ANY_SYNTAX_HINT: Final = "check brackets, quotes, colons and indentation from here upwards"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +131,15 @@ def compose(source: Source, findings: Findings) -> Node | None:
         _report_syntax(error, source, findings)
         return None
     except (YAMLError, ValueError, OverflowError) as error:  # e.g. "\UFFFFFFFF": no such character
-        findings.add("CP001", f"not YAML: {shown(str(error), 120)[1:-1]}", source.span(0, 0))
+        wrong = f"not YAML: {shown(str(error), 120)[1:-1]}"
+        findings.add("CP001", wrong, source.span(0, 0), "write a plain text without escapes such as \\U")
         return None
     if composer.root is None or (isinstance(composer.root, Scalar) and composer.root.is_null):
         findings.add(
             "CP003",
             "the file holds no schedule",
             source.span(0, 0),
-            "the least is `version: 1`, a `name` and a section with one line",
+            "write `version: 1`, a `name` and a section with lines; `commplan new NAME` writes a file to start from",
         )
         return None
     return composer.root
@@ -177,7 +184,9 @@ class _Composer:
                 self._open.append(_Open(start, isinstance(event, MappingStartEvent), []))
                 if len(self._open) > MAX_DEPTH:
                     at = self._source.span(start, start + 1)
-                    self._findings.add("CP004", f"nested more than {MAX_DEPTH} deep", at, "a schedule needs six levels")
+                    self._findings.add(
+                        "CP004", f"nested more than {MAX_DEPTH} deep", at, "take brackets away: a schedule needs six levels"
+                    )
                     return False
             case SequenceEndEvent() | MappingEndEvent():
                 done = self._open.pop()
@@ -197,7 +206,8 @@ class _Composer:
         elif event.anchor is not None:
             self._findings.add("CP005", f"the anchor &{event.anchor} is not part of the language", at, "remove it")
         elif getattr(event, "ctag", None) is not None:
-            self._findings.add("CP005", f"the tag {event.ctag} is not part of the language", at, "remove it")
+            tag = at.text[at.column - 1 :].split(maxsplit=1)[0]
+            self._findings.add("CP005", f"the tag {shown(tag)[1:-1]} is not part of the language", at, "remove it")
 
     def _scalar_span(self, value: str, start: int, end: int) -> Span:
         """The place of a scalar; one that is not there is placed at what it belongs to: its key or the dash of its item."""
@@ -220,7 +230,7 @@ def _closed(done: _Open, span: Span) -> Node:
 def _report_syntax(error: MarkedYAMLError, source: Source, findings: Findings) -> None:
     problem = " ".join(str(error.problem or error.context or "not YAML").split())
     texts = f"{problem} {error.context or ''}"
-    hint = next((hint for part, hint in _SYNTAX_HINTS if part in texts), "")
+    hint = next((hint for part, hint in _SYNTAX_HINTS if part in texts), _ANY_SYNTAX_HINT)
     mark = error.problem_mark or error.context_mark
     index = mark.index if mark is not None else 0
     related: tuple[Related, ...] = ()

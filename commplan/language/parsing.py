@@ -21,6 +21,7 @@ from commplan.ops import Section
 SECTIONS: Final = tuple(section.value for section in Section)
 KEYS: Final = ("version", "name", "summary", "params", "lanes", *SECTIONS)
 MAX_NAME_CHARS: Final = 100
+FORM: Final = "begin with a line `version: 1`; `commplan new NAME` writes a file to start from"
 
 
 def parse(text: str, file: str = "<text>") -> ScheduleSpec:
@@ -75,7 +76,7 @@ def _read(findings: Findings) -> ScheduleSpec | None:
     source = findings.source
     check_text(source, findings)
     root = compose(source, findings) if not findings.violations else None
-    entries = read_known(root, "a schedule", KEYS, findings) if root is not None else None
+    entries = read_known(root, "a schedule", KEYS, findings, FORM) if root is not None else None
     if root is None or entries is None:
         return None
     _check_version(entries, root, findings)

@@ -15,9 +15,14 @@ NAME_PATTERN: Final = r"[A-Za-z][A-Za-z0-9_]*"
 
 MAX_DIGITS: Final = 19
 
+MAX_OFFSET: Final = 1024
+"""Beyond it a schedule means the same as with less."""
+
 _INDEX: Final = re.compile(rf"(?P<every>\*)|n|<n(?:(?P<sign>[+-])(?:(?P<value>0|[1-9][0-9]*)|(?P<param>{NAME_PATTERN})))?>")
 _REF: Final = re.compile(rf"(?P<family>{FAMILY_PATTERN})_(?P<index>n|\*|<.*>)")
 OP_FORMS: Final = "an op is written RS_n, RS_<n-1>, RS_<n+1> or RS_<n-k> with k from `params`; RS_* in `after` and `wait`"
+
+WAIT_FORM: Final = "a wait is written `- wait: RS_<n-1>`"
 
 # What people write instead of an index: no brackets, other brackets, blanks, another letter, no underscore.
 _LOOSE: Final = re.compile(
@@ -47,7 +52,7 @@ def parse_index(text: str) -> Index:
     if match["every"]:
         return Index(every=True)
     if len(match["value"] or "") > MAX_DIGITS:
-        raise RefError(f"the offset in {shown(text)} is too large", "write a smaller number", "CP024")
+        raise RefError(f"the offset in {shown(text)} is too large", f"write {MAX_OFFSET} or less", "CP024")
     if match["sign"] is None or match["value"] == "0":
         return Index()
     distance = Number(param=match["param"]) if match["param"] else Number(value=int(match["value"]))

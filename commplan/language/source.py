@@ -49,8 +49,8 @@ class Findings:
     source: Source
     violations: list[Violation] = field(default_factory=list)
 
-    def add(self, code: str, message: str, at: Span, hint: str = "", related: tuple[Related, ...] = ()) -> None:
-        """Note an error; reading goes on."""
+    def add(self, code: str, message: str, at: Span, hint: str, related: tuple[Related, ...] = ()) -> None:
+        """Note an error, and in `hint` what to write instead; reading goes on."""
         self.violations.append(Violation(code, message, at, hint, related=related))
 
 
@@ -58,7 +58,8 @@ def check_text(source: Source, findings: Findings) -> None:
     """Find what keeps a text from being read as YAML at all: its size (CP004) and its characters (CP002)."""
     size = len(source.text.encode("utf-8", "surrogatepass"))
     if size > MAX_FILE_BYTES:
-        findings.add("CP004", f"a schedule has at most {MAX_FILE_BYTES} bytes, this file has more", source.span(0, 0))
+        message = f"a schedule has at most {MAX_FILE_BYTES} bytes, this file has more"
+        findings.add("CP004", message, source.span(0, 0), "is it a schedule? One takes a few lines, for any number of modules")
         return
     for match in _FORBIDDEN.finditer(source.text):
         findings.add(
@@ -115,7 +116,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return closest(word, words) or (f"expected {alternatives(words)}" if words else "")
 
 
-def alternatives(words: Iterable[str]) -> str:
+def alternatives(words: Iterable[str], conjunction: str = "or") -> str:
     """`a, b or c`."""
     *most, last = words
-    return f"{', '.join(most)} or {last}" if most else last
+    return f"{', '.join(most)} {conjunction} {last}" if most else last

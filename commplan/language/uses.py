@@ -8,10 +8,11 @@ from typing import Final
 
 from commplan.errors import Span
 from commplan.language.fields import Range
+from commplan.language.refs import MAX_OFFSET
 from commplan.language.spec import Line, Number, OpLine, OpRef
 
 # Beyond these a schedule means the same as with less, or nothing that could be run.
-OFFSET: Final = Range("an offset", 0, 1024)
+OFFSET: Final = Range("an offset", 0, MAX_OFFSET)
 CHUNKS: Final = Range("`chunks`", 1, 1024)
 FUSE_MODULES: Final = Range("`modules`", 1, 1_000_000)
 FUSE_TAIL: Final = Range("`tail`", 0, 1_000_000)

@@ -33,11 +33,6 @@ def test_every_code_in_use_is_documented() -> None:
     assert used == set(BY_CODE)
 
 
-def test_every_rule_of_the_language_has_a_case() -> None:
-    text = "".join(p.read_text(encoding="utf-8") for p in (REPO / "tests/cases/err").glob("*.expected"))
-    assert set(BY_CODE) <= set(re.findall(r"CP0\d\d", text))
-
-
 def test_every_rule_is_listed_in_the_docs() -> None:
     listed = re.findall(r"^\| (CP0\d\d) \| (.+?) \|", (REPO / "docs/language.md").read_text(encoding="utf-8"), re.M)
     assert listed == [(rule.code, rule.title) for rule in RULES]

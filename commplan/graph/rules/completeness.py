@@ -37,7 +37,9 @@ def never_reduced(graph: ScheduleGraph) -> Iterator[Violation]:
 
 def reduced_twice(graph: ScheduleGraph) -> Iterator[Violation]:
     """Two lines that reduce the same gradients over the same axis."""
-    yield from _twice(graph, "CP204", (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE), "reduced over the {axis} axis")
+    yield from _twice(
+        graph, "CP204", (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE), "the gradients of every module are reduced over the {axis} axis"
+    )
 
 
 def never_applied(graph: ScheduleGraph) -> Iterator[Violation]:
@@ -56,7 +58,7 @@ def never_applied(graph: ScheduleGraph) -> Iterator[Violation]:
 
 def applied_twice(graph: ScheduleGraph) -> Iterator[Violation]:
     """Two lines that apply the same gradients."""
-    yield from _twice(graph, "CP206", (Kind.APPLY,), "applied")
+    yield from _twice(graph, "CP206", (Kind.APPLY,), "the gradients of every module are applied")
 
 
 def wrong_hook(graph: ScheduleGraph) -> Iterator[Violation]:
@@ -67,7 +69,7 @@ def wrong_hook(graph: ScheduleGraph) -> Iterator[Violation]:
         offset = line.ref.index.distance
         bound = f" (with {offset.param} = {offset.resolve(graph.params)})" if offset.param is not None else ""
         yield Violation(
-            "CP207", f"{line.ref}{bound} cannot be placed in {section}: {_why(section, line)}", line.span, _where(line)
+            "CP207", f"{line.ref}{bound} cannot be placed in {section}: {_why(section, line)}", line.span, _where(section, line)
         )
 
 
@@ -81,11 +83,15 @@ def _why(section: Section, line: OpLine) -> str:
     return "only the gradients of modules up to n are complete then"
 
 
-def _where(line: OpLine) -> str:
-    family = line.ref.family
+def _where(section: Section, line: OpLine) -> str:
+    family, index = line.ref.family, line.ref.index
     if line.kind is Kind.ALL_GATHER:
-        return f"place {family}_n or {family}_<n+1> in pre_backward"
-    return f"place {family}_n in post_backward, or name an earlier module"
+        return f"place {family}_<n+1> in pre_backward, with `- wait: {family}_n` below it"
+    if section is Section.POST_BACKWARD:
+        return f"write {family}_n, or name an earlier module"
+    if index.distance.param is not None and index.sign < 0:
+        return f"write `min: 1` for {index.distance.param} in `params`"
+    return f"write {family}_<n-1>, or place {family}_n in post_backward"
 
 
 def wrong_axis(graph: ScheduleGraph) -> Iterator[Violation]:
@@ -103,7 +109,7 @@ def wrong_axis(graph: ScheduleGraph) -> Iterator[Violation]:
 
 def gathered_twice(graph: ScheduleGraph) -> Iterator[Violation]:
     """Two lines that gather the same parameters."""
-    yield from _twice(graph, "CP209", (Kind.ALL_GATHER,), "gathered")
+    yield from _twice(graph, "CP209", (Kind.ALL_GATHER,), "the parameters of every module are gathered")
 
 
 def no_op(graph: ScheduleGraph) -> Iterator[Violation]:
@@ -113,7 +119,8 @@ def no_op(graph: ScheduleGraph) -> Iterator[Violation]:
             "CP211",
             f"module 0 ({graph.module(Kind.COMPUTE, 0).name}) has no op: no line reduces or applies gradients",
             graph.spec.name_span,
-            "place RS_n and AR_n in post_backward and apply_n in root",
+            "place `- RS_n: {after: compute_n}` and `- AR_n: {after: RS_n}` in post_backward, and "
+            "`- apply_n: {after: AR_n}` in root",
         )
 
 
@@ -127,9 +134,9 @@ def _twice(graph: ScheduleGraph, code: str, kinds: tuple[Kind, ...], done: str) 
         other = f"{first.ref}" if str(first.ref) != str(line.ref) else f"the one in line {first.span.line}"
         yield Violation(
             code,
-            f"every module is {done.format(axis=line.axis)} twice: by {line.ref} here and by {other}",
+            f"{done.format(axis=line.axis)} twice: by {line.ref} here and by {other}",
             line.span,
-            "keep one of the two",
+            f"remove this line, or line {first.span.line}",
             related=(Related(f"{first.ref} is placed here first", first.span),),
         )
 

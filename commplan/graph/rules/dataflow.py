@@ -34,7 +34,7 @@ def unordered_reads(graph: ScheduleGraph) -> Iterator[Violation]:
             f"{reader.op} (lane {reader.lane}) may start before {writer.op} (lane {writer.lane}) is complete: "
             "no `after`, wait, lane or communicator orders them",
             reader.line.span,
-            f"add {wanted} to its `after`" if reader.line.after else f"write `{reader.line.ref}: {{after: {wanted}}}`",
+            _ordered(reader.line, wanted),
             related=(Related(f"{writer.op}, in {hook_name(graph, writer)}, writes what it reads", writer.line.span),),
         )
 
@@ -51,7 +51,7 @@ def early_reads(graph: ScheduleGraph) -> Iterator[Violation]:
                 "CP202",
                 f"{writer.op} is issued in {hook_name(graph, writer)}, after the backward of {_owner(graph, writer)} has begun",
                 writer.line.span,
-                f"place {writer.line.ref.family}_n in pre_backward, and `- wait: {writer.line.ref.family}_n` there",
+                f"place {writer.line.ref.family}_n in pre_backward, with `- wait: {writer.line.ref.family}_n` below it",
             )
             continue
         assert isinstance(reader.line, OpLine)
@@ -61,9 +61,15 @@ def early_reads(graph: ScheduleGraph) -> Iterator[Violation]:
             f"{reader.op} is issued in {hook_name(graph, reader)}, before {writer.op} in {hook_name(graph, writer)}, "
             "which writes what it reads",
             reader.line.span,
-            f"issue it later: below {writer.line.ref}, in its hook or a later one, with `after: {wanted}`",
+            f"move this line below {writer.line.ref}, into its hook or a later one, and add {wanted} to its `after`",
             related=(Related(f"{node_name(writer)} is placed here", writer.line.span),),
         )
+
+
+def _ordered(line: OpLine, wanted: str) -> str:
+    if line.after:
+        return f"add {wanted} to its `after`"
+    return f"add `after: {wanted}` to it" if line.spans else f"write `{line.ref}: {{after: {wanted}}}`"
 
 
 def _owner(graph: ScheduleGraph, gather: Node) -> str:
@@ -103,7 +109,7 @@ def reads_of_skipped(graph: ScheduleGraph) -> Iterator[Violation]:
         f"{second.line.ref} runs in every backward, {first.line.ref.family} only in the last: in the others there is nothing "
         "to all-reduce",
         second.line.span,
-        f"write `when: {When.LAST_BACKWARD}` on {second.line.ref} too, or on it alone",
+        f"write `when: {When.LAST_BACKWARD}` on {second.line.ref} too, or move it there",
         related=(Related(f"{first.line.ref.family} is skipped here", _when_span(first.line)),),
     )
 

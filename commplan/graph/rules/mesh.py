@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from commplan.errors import Rule, Severity, Violation
 from commplan.graph.model import ScheduleGraph
 from commplan.graph.rules.rule import GraphRule
+from commplan.language.spec import OpLine
 from commplan.ops import Kind
 
 
@@ -21,9 +22,14 @@ def missing_axis(graph: ScheduleGraph) -> Iterator[Violation]:
             "CP304",
             f"{line.ref} never runs: no module is spread over the {line.axis} axis",
             line.span,
-            f"take it away, or shard the model over a mesh with a {line.axis} axis",
+            f"remove this line and let {_waits(line)}, or shard the model over a mesh with a {line.axis} axis",
             severity=Severity.WARNING,
         )
+
+
+def _waits(line: OpLine) -> str:
+    instead = " and ".join(str(ref) for ref in line.after)
+    return f"what waits for it wait for {instead}" if instead else "nothing wait for it"
 
 
 RULES = (

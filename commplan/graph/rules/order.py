@@ -8,14 +8,17 @@ from itertools import pairwise
 from typing import Final
 
 from commplan.errors import Related, Rule, Severity, Violation
-from commplan.graph.flow import may_hold, op_lines
+from commplan.graph.flow import GRADIENT_KINDS, may_hold, op_lines
 from commplan.graph.model import LateReference, Node, Role, ScheduleGraph
 from commplan.graph.rules.rule import GraphRule, hook_name, node_name
-from commplan.language.spec import OpLine
-from commplan.ops import KIND_OF_FAMILY, Kind, Section
+from commplan.language.spec import OpLine, OpRef
+from commplan.ops import KIND_OF_FAMILY, Kind, OpId, Section
 
 _SHORT_CHARS: Final = 3
 """Names up to this length are close when half of them agrees."""
+
+FLOW: Final = (Kind.ALL_GATHER, Kind.COMPUTE, *GRADIENT_KINDS)
+"""The data flow of a module."""
 
 
 def cycles(graph: ScheduleGraph) -> Iterator[Violation]:
@@ -35,20 +38,37 @@ def cycles(graph: ScheduleGraph) -> Iterator[Violation]:
             "CP101",
             f"a cycle: {told}",
             line.span,
-            "none of these can ever start: take one of the `after` away",
-            related=tuple(_links(backwards)),
+            _cut(backwards),
+            related=tuple(_notes(backwards)),
         )
 
 
-def _links(backwards: list[Node]) -> Iterator[Related]:
+def _links(backwards: list[Node]) -> Iterator[tuple[OpLine, OpRef, Node, Node]]:
+    """What is written of a circle: a line, what it names, and the two ops, the one that waits first."""
     for waiting, waited_for in pairwise(backwards):
         if waiting.role is Role.ALL or not isinstance(waiting.line, OpLine):
             continue
-        for ref in waiting.line.after:
-            family = waited_for.line.ref.family if isinstance(waited_for.line, OpLine) else ""
-            if ref.family == family:
-                yield Related(f"{node_name(waiting)} waits for {node_name(waited_for)}", ref.span)
-                break
+        family = waited_for.line.ref.family if isinstance(waited_for.line, OpLine) else ""
+        ref = next((ref for ref in waiting.line.after if ref.family == family), None)
+        if ref is not None:
+            yield waiting.line, ref, waiting, waited_for
+
+
+def _notes(backwards: list[Node]) -> Iterator[Related]:
+    for _, ref, waiting, waited_for in _links(backwards):
+        yield Related(f"{node_name(waiting)} waits for {node_name(waited_for)}", ref.span)
+
+
+def _cut(backwards: list[Node]) -> str:
+    """Where to cut a circle: where an op waits for one that comes no earlier in the data flow; each circle has such a place."""
+    links = list(_links(backwards))
+    against = (
+        (line, ref)
+        for line, ref, _, other in links
+        if isinstance(other.line, OpLine) and FLOW.index(line.kind) <= FLOW.index(other.line.kind)
+    )
+    line, ref = next(against, links[0][:2])
+    return f"none of these can ever start: take {ref} out of the `after` of {line.ref} in line {line.span.line}"
 
 
 def late_references(graph: ScheduleGraph) -> Iterator[Violation]:
@@ -71,19 +91,53 @@ def late_references(graph: ScheduleGraph) -> Iterator[Violation]:
 
 
 def _hint(late: LateReference, graph: ScheduleGraph) -> str:
-    target, section = graph.nodes[late.target], graph.timeline.points[graph.nodes[late.node].hook].section
+    """What to write instead: where the line reads what it names, the same of earlier modules; else the name of one that far
+    back; or the same line in root, where everything has been issued.
+    """
+    node, target, ref = graph.nodes[late.node], graph.nodes[late.target], late.ref
+    line, family = node.line, ref.family
+    gathers = isinstance(line, OpLine) and line.kind is Kind.ALL_GATHER
     if target.op is not None and target.op.first != target.op.last:
-        return f"{target.op} runs in the hook of its last member: name a module that far back, or take `fuse` away"
-    if target.role is Role.COMPUTE:
-        known = "<n-1> in pre_backward" if section is Section.PRE_BACKWARD else "n in post_backward"
-        return f"name the compute of a module that is complete by then, as compute_{known}"
-    if late.ref.index.every:
-        return f"write {late.ref} in root, where every {late.ref.family} has been issued"
-    told = f"name a module whose {late.ref.family} is issued by then"
-    line = graph.nodes[late.node].line
-    if isinstance(line, OpLine) and line.kind is Kind.ALL_GATHER:
-        return told
-    return f"{told}, or place this line in a later hook (root is the last)"
+        return _of_bucket(late, graph, target.op)
+    if ref.index.every or graph.timeline.points[target.hook].section is Section.ROOT:
+        there = "has been issued" if ref.index.every else "is issued"
+        return f"take {ref} away" if gathers else f"move this line to root, where every {family} {there}"
+    hooks = graph.timeline.pre if target.role is Role.OP and _gathers(target) else graph.timeline.post
+    back = sum(node.hook < hook <= target.hook for hook in hooks)
+    if ref.index.distance.param is not None:
+        return f"name a module that is {back} further back than {ref}"
+    earlier = _back(ref, back, graph)
+    if target.role is not Role.COMPUTE and isinstance(line, OpLine) and _reads(line, ref, target, graph):
+        return f"name {line.ref.family}_{earlier} and {family}_{earlier} in this line, or move it to root"
+    return f"write {family}_{earlier}, which is {'over' if target.role is Role.COMPUTE else 'issued'} by then"
+
+
+def _of_bucket(late: LateReference, graph: ScheduleGraph, op: OpId) -> str:
+    line, target, ref = graph.nodes[late.node].line, graph.nodes[late.target].line, late.ref
+    assert isinstance(target, OpLine)
+    why = f"{op} runs in the hook of its last member"
+    if isinstance(line, OpLine) and line.fuse is None and _reads(line, ref, graph.nodes[late.target], graph):
+        other = "move this line to root" if line.kind is Kind.APPLY else f"give {line.ref} the same `fuse`"
+        return f"{why}: {other}, or take `fuse` away from {target.ref}"
+    if ref.index.every or ref.index.distance.param is not None:
+        return f"{why}: name a module that far back, or take `fuse` away"
+    return f"{why}: write {ref.family}_{_back(ref, op.last - op.first, graph)}, or take `fuse` away from {target.ref}"
+
+
+def _back(ref: OpRef, distance: int, graph: ScheduleGraph) -> str:
+    """The index of a module that is `distance` further back than that of `ref`."""
+    offset = ref.index.offset(graph.params) - distance
+    return f"<n{offset:+d}>" if offset else "n"
+
+
+def _gathers(node: Node) -> bool:
+    return isinstance(node.line, OpLine) and node.line.kind is Kind.ALL_GATHER
+
+
+def _reads(line: OpLine, ref: OpRef, target: Node, graph: ScheduleGraph) -> bool:
+    """Whether `line` names in `ref` what comes before it in the data flow of its own module."""
+    own = not ref.index.every and ref.index.offset(graph.params) == line.ref.index.offset(graph.params)
+    return own and isinstance(target.line, OpLine) and FLOW.index(target.line.kind) < FLOW.index(line.kind)
 
 
 def unknown_references(graph: ScheduleGraph) -> Iterator[Violation]:
@@ -98,7 +152,9 @@ def unknown_references(graph: ScheduleGraph) -> Iterator[Violation]:
             hint = "without AG in the file FSDP2 gathers parameters by itself: take this away, or place AG_n in pre_backward"
         elif not hint:
             hint = (
-                f"place it, as in `- {ref.family}_n`, or take this away" if ref.family in KIND_OF_FAMILY else "take this away"
+                f"place it, as in `- {ref.family}_n`, or take this away"
+                if ref.family in KIND_OF_FAMILY
+                else f"take {ref} away, or place an op of that name, with its `kind`"
             )
         yield Violation("CP103", f"{ref} never runs: no line places {ref.family}", ref.span, hint)
 

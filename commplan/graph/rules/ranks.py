@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 from commplan.errors import Related, Rule, Severity, Violation
 from commplan.graph.ranks import Collective, Run, World
+from commplan.language.source import alternatives
 from commplan.language.spec import OpLine
 
 
@@ -50,7 +51,7 @@ def _divergent(
         "CP301",
         told,
         lines[0].span,
-        "bring the module tables of the ranks in line: the same modules, sizes and orders on all that share a communicator",
+        f"bring the module tables of ranks {rank} and {peer} in line: the same modules, sizes and orders on both",
         related=(Related(f"what rank {peer} issues is placed here", lines[-1].span),) if lines[0] is not lines[-1] else (),
     )
 
@@ -76,12 +77,13 @@ def deadlock(world: World, in_flight: int) -> Iterator[Violation]:
     told = f"rank {first.rank} waits in {world.name(first)} for rank "
     told += "".join(f"{part.rank}, which waits in {world.name(part)} for rank " for part in others) + str(first.rank)
     lines = [world.line(part) for part in circle]
+    ranks = alternatives([str(rank) for rank in sorted({part.rank for part in circle})], "and")
     yield Violation(
         code,
         f"a deadlock{bound}: {told}",
         lines[0].span,
-        "bring the orders of modules of these ranks in line"
-        + ("" if code == "CP302" else ", or give a larger `--in-flight` if so many can surely be in flight at once"),
+        f"bring the module tables of ranks {ranks} in line: their modules become complete in different orders"
+        + ("" if code == "CP302" else "; or give a larger `--in-flight` if so many can surely be in flight at once"),
         related=tuple(
             Related(f"{world.op(part)} of rank {part.rank} is placed here", line.span)
             for part, line in zip(circle[1:], lines[1:], strict=True)

@@ -34,7 +34,7 @@ def too_large(graph: ScheduleGraph) -> Iterator[Violation]:
             f"{graph.nodes[largest.bucket.nodes[0]].op} ({named}) carries {largest.size_bytes:,} bytes in one op: "
             f"{largest.numel:,} elements, more than {MAX_OP_NUMEL:,}",
             family.line.span,
-            " or ".join(_remedies(largest)),
+            ", or ".join(_remedies(largest)),
             severity=Severity.WARNING,
         )
 
