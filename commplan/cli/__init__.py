@@ -6,6 +6,7 @@ Exit codes: 0 no errors, 1 errors found (`diff`: a difference), 2 wrong usage, a
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -15,7 +16,13 @@ DEBUG_VARIABLE: Final = "COMMPLAN_DEBUG"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its code; no traceback is shown unless COMMPLAN_DEBUG is set."""
+    """Run one command and exit with its code; no traceback is shown unless COMMPLAN_DEBUG is set.
+
+    Without `arguments` those of the process are read, and a pipe whose reader has left ends it, as is usual: an exit code of
+    its own would mean something else.
+    """
+    if arguments is None and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

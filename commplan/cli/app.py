@@ -6,6 +6,7 @@ import textwrap
 from typing import Annotated, Final
 
 import typer
+from rich.console import Console
 from rich.text import Text
 
 import commplan
@@ -49,7 +50,7 @@ def options(
 def list_library() -> None:
     """List the schedules of the library, and what each is for."""
     console = render.console()
-    columns = min(console.width, MAX_TEXT_COLUMNS)
+    columns = _columns(console)
     for name in library.names():
         summary = load(library.find(name)).summary
         console.print(Text(name, "bold"))
@@ -58,7 +59,9 @@ def list_library() -> None:
 
 @app.command()
 def check(
-    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Schedule files, or names of the library's.")],
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE", help="Schedule files, or names of the library's; - for standard input.")
+    ],
     modules: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,6 +88,7 @@ def check(
 
     Exit codes: 0 no errors; 1 errors (with --strict: warnings too); 2 wrong usage or an unreadable file.
     """
+    inputs.require_one_stdin(files)
     against = inputs.read_against(modules or [], memory_cap, in_flight)
     chosen = inputs.read_settings(settings or [])
     results = [_check_file(name, against, chosen) for name in files]
@@ -101,7 +105,9 @@ def check(
 
 @app.command()
 def plan(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A schedule file, or the name of one of the library.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A schedule file, or the name of one of the library; - for standard input.")
+    ],
     modules: Annotated[str, typer.Option(metavar="N|TABLE.json", help="How many modules, or a module table.")],
     settings: inputs.SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON, which Plan.from_json reads.")] = False,
@@ -147,7 +153,7 @@ def explain(
     if found is None:
         hint = did_you_mean(code.upper(), compiler.RULES) if len(code) < 10 else "try without a code"
         raise typer.BadParameter(f"no rule has the code {shown(code)}; {hint}")
-    console.print(_rule_text(found), end="")
+    console.print(_rule_text(found, _columns(console)), end="")
 
 
 def _check_file(name: str, against: inputs.Against, chosen: dict[str, int]) -> tuple[FileReport, ScheduleSpec | None]:
@@ -157,7 +163,7 @@ def _check_file(name: str, against: inputs.Against, chosen: dict[str, int]) -> t
     declared = {param.name for param in spec.params}
     params = {key: value for key, value in chosen.items() if key in declared}
     with inputs.usage_errors():
-        return FileReport(report.file, against.findings(spec, params)), spec
+        return FileReport(report.file, against.findings(spec, params), note=against.assumption(spec)), spec
 
 
 def _exit_code(reports: list[FileReport], strict: bool) -> int:
@@ -168,10 +174,15 @@ def _exit_code(reports: list[FileReport], strict: bool) -> int:
     return EXIT_ERRORS if errors or (strict and warnings) else 0
 
 
-def _rule_text(rule: Rule) -> Text:
+def _columns(console: Console) -> int:
+    """How wide running text is."""
+    return min(console.width, MAX_TEXT_COLUMNS)
+
+
+def _rule_text(rule: Rule, columns: int) -> Text:
     out = Text.assemble((rule.code, "bold"), f" {rule.title} ({rule.severity.value})\n")
     for paragraph in (rule.what, rule.why):
-        out.append("\n" + textwrap.fill(paragraph, MAX_TEXT_COLUMNS) + "\n")
+        out.append("\n" + textwrap.fill(paragraph, columns) + "\n")
     for heading, schedule in (("Wrong:", rule.wrong), ("Right:", rule.right)):
         out.append(f"\n{heading}\n", "bold").append(textwrap.indent(schedule.strip("\n"), "    ") + "\n")
     return out

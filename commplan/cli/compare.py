@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -26,8 +25,6 @@ MAX_PLAN_BYTES: Final = 1 << 28
 MAX_PROBLEMS: Final = 3
 """So many faults of a saved plan are shown."""
 
-_SAVED: Final = re.compile(rb'\s*\{\s*"format"')
-
 
 class Format(StrEnum):
     """How `diff` prints."""
@@ -36,7 +33,9 @@ class Format(StrEnum):
     JSON = "json"
 
 
-SIDE: Final = "A schedule file, the name of one of the library, or a plan saved with `commplan plan --json`."
+SIDE: Final = (
+    "A schedule file, the name of one of the library, or a plan saved with `commplan plan --json`; - for standard input."
+)
 
 
 def diff(
@@ -56,6 +55,7 @@ def diff(
 
     Exit codes: 0 no difference; 1 some; 2 wrong usage, an unreadable file or a schedule with errors.
     """
+    inputs.require_one_stdin([before, after])
     sides = [_read(name) for name in (before, after)]
     reports = [side for side in sides if isinstance(side, FileReport)]
     specs = [side for side in sides if isinstance(side, ScheduleSpec)]
@@ -94,30 +94,31 @@ def _print(before: Plan, after: Plan, output: Format) -> None:
 
 def _read(name: str) -> ScheduleSpec | Plan | FileReport:
     """What `name` means, or why it means nothing."""
-    if name not in library.names() and _is_saved(name):
+    if name == inputs.STDIN:
+        data = inputs.read_stdin(MAX_PLAN_BYTES)
+        if inputs.is_saved(data):
+            return _plan(data, inputs.STDIN_FILE)
+        report, spec = inputs.parse_schedule(data, inputs.STDIN_FILE)
+    elif name not in library.names() and (name.endswith(".json") or inputs.is_saved_file(name)):
         try:
-            return Plan.from_json(read_bytes(Path(name), MAX_PLAN_BYTES).decode("utf-8"))
-        except PlanError as error:
-            more = len(error.problems) - MAX_PROBLEMS
-            shown = [*error.problems[:MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
-            return FileReport(name, problem=f"{name} is no valid plan: {'; '.join(shown)}")
-        except UnicodeDecodeError:
-            return FileReport(name, problem=f"{name} is no valid plan: it is not UTF-8")
+            return _plan(read_bytes(Path(name), MAX_PLAN_BYTES), name)
         except CommplanError as error:
             return FileReport(name, problem=str(error))
-    report, spec = inputs.read_schedule(name)
+    else:
+        report, spec = inputs.read_schedule(name)
     return report if spec is None else spec
 
 
-def _is_saved(name: str) -> bool:
-    """Whether a file is a plan, not a schedule, by its name or by how it begins."""
-    if name.endswith(".json"):
-        return True
+def _plan(data: bytes, file: str) -> Plan | FileReport:
+    """The plan in some bytes, or what is wrong with it."""
     try:
-        with open(name, "rb") as file:
-            return _SAVED.match(file.read(100)) is not None
-    except (OSError, ValueError):  # ValueError: a NUL character in the name
-        return False
+        return Plan.from_json(data.decode("utf-8"))
+    except PlanError as error:
+        more = len(error.problems) - MAX_PROBLEMS
+        shown = [*error.problems[:MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
+        return FileReport(file, problem=f"{file} is no valid plan: {'; '.join(shown)}")
+    except UnicodeDecodeError:
+        return FileReport(file, problem=f"{file} is no valid plan: it is not UTF-8")
 
 
 def _table(modules: str | None, saved: list[Plan]) -> int | ModuleTable | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -13,13 +15,19 @@ import typer
 from commplan import compiler
 from commplan.cli.render import FileReport
 from commplan.errors import CommplanError, ScheduleError, Violation
-from commplan.language import load_table, resolve
+from commplan.language import library, load_table, parse, resolve
 from commplan.language.fields import UNIT_BYTES, size_bytes
 from commplan.language.modules import ModuleTable
-from commplan.language.source import did_you_mean, shown
-from commplan.language.spec import ScheduleSpec
+from commplan.language.source import MAX_FILE_BYTES, decode, did_you_mean, read_bytes, shown
+from commplan.language.spec import OpLine, ScheduleSpec
+from commplan.ops import Section
 
 MAX_NUM_MODULES: Final = 100_000
+STDIN: Final = "-"
+STDIN_FILE: Final = "<stdin>"
+
+_SAVED: Final = re.compile(rb'\s*\{\s*"format"')
+_HEAD_BYTES: Final = 100
 
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=INTEGER", help="Set a param; may be repeated.")]
 
@@ -59,6 +67,16 @@ class Against:
             return compiler.check_ranks(spec, self.tables, params, in_flight=self.in_flight, memory_cap_bytes=cap_bytes)
         modules = self.tables[0] if self.tables else None
         return compiler.check(spec, modules, params, memory_cap_bytes=cap_bytes)
+
+    def assumption(self, spec: ScheduleSpec) -> str:
+        """What findings hold for, where sizes of modules matter and none are given; "" where none do."""
+        lines = [line for section in Section for line in spec.lines(section) if isinstance(line, OpLine)]
+        by_size = any(line.fuse is not None and line.fuse.size_bytes is not None for line in lines)
+        if not by_size or any(isinstance(table, ModuleTable) for table in self.tables):
+            return ""
+        (module,) = ModuleTable.uniform(1).modules
+        usual = f"{module.gathered_bytes >> 20} MiB"
+        return f"buckets of `bytes` were checked for modules of {usual} each; --modules TABLE.json checks them for yours"
 
 
 def read_against(modules: Sequence[str], memory_cap: str | None, in_flight: int) -> Against:
@@ -118,15 +136,64 @@ def require_declared(settings: Mapping[str, int], declared: Iterable[str]) -> No
             raise typer.BadParameter(f"no schedule here has a param {shown(name)}; {hint}", param_hint="--set")
 
 
+def require_one_stdin(names: Sequence[str]) -> None:
+    """Check that at most one of some files is standard input, which can be read once.
+
+    Raises:
+        typer.BadParameter: if several are.
+    """
+    if names.count(STDIN) > 1:
+        raise typer.BadParameter("only one file can be -, which is standard input")
+
+
+def read_stdin(limit_bytes: int) -> bytes:
+    """The first `limit_bytes` bytes of standard input, and one more where there are more."""
+    return b"" if sys.stdin is None else sys.stdin.buffer.read(limit_bytes + 1)
+
+
 def read_schedule(name: str) -> tuple[FileReport, ScheduleSpec | None]:
-    """The schedule that `name` means, and a report that says why where there is none."""
+    """The schedule that `name` means (`-`: standard input), and a report that says why where there is none."""
+    if name == STDIN:
+        return parse_schedule(read_stdin(MAX_FILE_BYTES), STDIN_FILE)
     try:
         spec = resolve(name)
     except ScheduleError as error:
+        if name not in library.names() and is_saved_file(name):
+            return _no_schedule(name), None
         return FileReport(error.violations[0].span.file, error.violations), None
     except CommplanError as error:
         return FileReport(name, problem=str(error)), None
     return FileReport(spec.file), spec
+
+
+def parse_schedule(data: bytes, file: str) -> tuple[FileReport, ScheduleSpec | None]:
+    """The schedule in some bytes, and a report that says why where there is none."""
+    if is_saved(data):
+        return _no_schedule(file), None
+    text, unreadable = decode(data, file)
+    if unreadable is not None:
+        return FileReport(file, (unreadable,)), None
+    try:
+        return FileReport(file), parse(text, file)
+    except ScheduleError as error:
+        return FileReport(file, error.violations), None
+
+
+def is_saved(data: bytes) -> bool:
+    """Whether a file that begins with `data` is a plan that was saved, or would be one."""
+    return _SAVED.match(data) is not None
+
+
+def is_saved_file(name: str) -> bool:
+    """Whether a file is a plan that was saved, by how it begins."""
+    try:
+        return is_saved(read_bytes(Path(name), _HEAD_BYTES))
+    except CommplanError:
+        return False
+
+
+def _no_schedule(file: str) -> FileReport:
+    return FileReport(file, problem=f"{file} is a saved plan, not a schedule; `commplan diff` reads plans")
 
 
 @contextmanager

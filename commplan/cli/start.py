@@ -19,6 +19,9 @@ from commplan.language.spec import ScheduleSpec
 
 EXIT_ERRORS: Final = 1
 
+SCHEMA_FILE: Final = "schedule.schema.json"
+MODELINE: Final = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
+
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 
 STARTER: Final = """\
@@ -62,6 +65,8 @@ def new(
 ) -> None:
     """Write NAME.yaml here: a commented schedule to start from. No file is overwritten.
 
+    Where schedule.schema.json lies here (see `commplan schema`), the first line names it to editors.
+
     Exit codes: 0 written; 1 the schedule to copy has errors (they go to standard error); 2 wrong usage, an unreadable file,
     or NAME.yaml exists.
     """
@@ -73,6 +78,8 @@ def new(
     if name in library.names():
         raise typer.BadParameter(f"the library has a schedule {name}; choose another name, and `--from {name}` to copy it")
     text = STARTER.format(name=name) if source is None else _copy(source, name)
+    if Path(SCHEMA_FILE).is_file() and MODELINE not in text:
+        text = MODELINE + text
     path = Path(f"{name}.yaml")
     try:
         with path.open("x", encoding="utf-8", newline="\n") as file:

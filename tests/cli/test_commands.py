@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +123,54 @@ def test_a_table_can_stand_for_the_number_of_modules(run: Run) -> None:
     assert run("plan", "blocking", "--modules", table).out == run("plan", "blocking", "--modules", "3").out
 
 
+# standard input
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, content: str | bytes) -> None:
+    data = content if isinstance(content, bytes) else content.encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_a_schedule_can_come_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed(monkeypatch, GOOD)
+    assert run("check", "-", "blocking").code == 0
+    feed(monkeypatch, BAD)
+    result = run("check", "-", "--format", "json")
+    (report,) = json.loads(result.out)["files"]
+    assert (result.code, report["file"], report["findings"][0]["file"]) == (1, "<stdin>", "<stdin>")
+    feed(monkeypatch, GOOD)
+    assert run("plan", "-", "--modules", "3").out == run("plan", write("good.yaml", GOOD), "--modules", "3").out
+    feed(monkeypatch, GOOD)
+    assert run("new", "copy", "--from", "-").code == 0
+    assert Path("copy.yaml").read_text() == "# Begun as a copy of good.\n" + GOOD.replace("name: good", "name: copy")
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "message"),
+    [
+        ("", 1, "<stdin>:1:1: CP003"),
+        (b"\xff\xfe\0", 1, "<stdin>:1:1: CP002"),
+        ("#" * (1 << 17), 1, "<stdin>:1:1: CP004"),
+        ('{"format": "commplan.plan"}', 2, "<stdin> is a saved plan, not a schedule"),
+    ],
+)
+def test_what_comes_from_standard_input_may_be_wrong(
+    run: Run, monkeypatch: pytest.MonkeyPatch, content: str | bytes, code: int, message: str
+) -> None:
+    feed(monkeypatch, content)
+    result = run("check", "-")
+    assert result.code == code
+    assert message in result.out
+
+
+@pytest.mark.parametrize("command", [("check",), ("plan", "--modules", "3"), ("new", "other", "--from")])
+def test_a_saved_plan_is_not_taken_for_a_wrong_schedule(run: Run, command: tuple[str, ...]) -> None:
+    saved = write("saved.json", run("plan", "blocking", "--modules", "3", "--json").out)
+    result = run(*command, saved)
+    assert result.code == 2
+    assert "saved.json is a saved plan, not a schedule; `commplan diff` reads plans" in result.text
+
+
 # check against ranks and a cap
 
 
@@ -201,6 +251,14 @@ def test_explain_knows_every_rule(run: Run) -> None:
         assert "Right:" in result.out
 
 
+@pytest.mark.parametrize("columns", [30, 40, 80, 300])
+def test_running_text_fits_the_terminal(run: Run, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    paragraphs = run("explain", "CP201").out.split("Wrong:")[0].split("\n", 1)[1]
+    for text in (run("list").out, paragraphs):
+        assert min(columns, 100) - 20 < max(map(len, text.splitlines())) <= min(columns, 100)
+
+
 def test_version(run: Run) -> None:
     assert run("--version").out == f"commplan {commplan.__version__}\n"
 
@@ -221,6 +279,7 @@ TABLE = ModuleTable.uniform(2).model_dump()
         (("check", "x" * 5000), "error: "),
         (("check", ""), "error: "),
         (("check",), "FILE"),
+        (("check", "-", "-"), "only one file can be -"),
         (("check", "good.yaml", "--format", "xml"), "xml"),
         (("check", "good.yaml", "--set", "k"), "NAME=INTEGER"),
         (("check", "good.yaml", "--set", "k=two"), "NAME=INTEGER"),
@@ -354,11 +413,14 @@ def test_a_terminal_that_lacks_characters_is_no_fault(tmp_path: Path) -> None:
     assert "\\u7ba1" in done.stdout
 
 
-def test_a_reader_that_stops_reading_is_no_fault() -> None:
-    command = f"{sys.executable} -m commplan list | head -n 1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{library.names()[0]}\n"
-    assert done.stderr == ""
+@pytest.mark.parametrize("arguments", [("list",), ("explain",), ("schema",), ("plan", "blocking", "--modules", "500")])
+def test_a_reader_that_stops_reading_is_no_fault_and_no_exit_code_of_ours(arguments: tuple[str, ...]) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-m", "commplan", *arguments]
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
 
 
 def test_a_full_disk_is_one_line() -> None:

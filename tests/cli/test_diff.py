@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,15 @@ from commplan.language.modules import ModuleTable
 from commplan.plan.diff import diff
 from tests.cli.running import Run
 
+GOOD = """\
+version: 1
+name: good
+post_backward:
+  - RS_n: {after: compute_n}
+  - AR_n: {after: RS_n}
+root:
+  - apply_n: {after: AR_n}
+"""
 BAD = "version: 1\nname: bad\npost_backward:\n  - RS_n: {afer: compute_n}\n"
 
 MOVED = """\
@@ -206,3 +216,27 @@ def test_what_cannot_be_compared_is_exit_2(run: Run, arguments: tuple[str, ...],
     assert message in result.err
     assert "fault in commplan" not in result.err
     assert len(result.err) < 1500
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_one_side_can_come_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch, saved: bool) -> None:
+    Path("good.yaml").write_text(GOOD)
+    text = run("plan", "good.yaml", "--modules", "3", "--json").out if saved else GOOD
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert run("diff", "-", "good.yaml", "--modules", "3").code == 0
+
+
+@pytest.mark.parametrize(("data", "message"), [(b'{"format": 1}', "<stdin> is no valid plan"), (b"\xff", "<stdin>:1:1: CP002")])
+def test_what_comes_from_standard_input_may_be_wrong(
+    run: Run, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    result = run("diff", "blocking", "-", "--modules", "3")
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+
+
+def test_standard_input_is_one_side_only(run: Run) -> None:
+    result = run("diff", "-", "-", "--modules", "3")
+    assert result.code == 2
+    assert "only one file can be -" in result.err

@@ -58,6 +58,17 @@ def test_a_copy_of_a_file(run: Run, written: str) -> None:
     assert load("copy.yaml").name == "copy"
 
 
+def test_a_new_schedule_names_the_schema_that_lies_beside_it(run: Run) -> None:
+    Path("schedule.schema.json").write_text(run("schema").out)
+    modeline = "# yaml-language-server: $schema=schedule.schema.json"
+    run("new", "mine")
+    run("new", "copy", "--from", "mine.yaml")
+    for name in ("mine", "copy"):
+        assert Path(f"{name}.yaml").read_text().count(modeline) == 1
+        assert load(f"{name}.yaml").name == name
+    assert Path("mine.yaml").read_text().startswith(f"{modeline}\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
