@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -10,8 +11,10 @@ from typing import Any, Final
 from commplan import graph, language, plan
 from commplan.errors import CommplanError, Rule, ScheduleError, Severity, Span, Violation, sort_violations
 from commplan.language.modules import ModuleTable
+from commplan.language.source import alternatives
 from commplan.language.spec import Param, ScheduleSpec
-from commplan.ops import Axis
+from commplan.language.uses import uses
+from commplan.ops import Axis, Section
 from commplan.plan import Plan
 
 Schedule = str | Path | ScheduleSpec
@@ -26,6 +29,11 @@ MAX_SINGLE_PARAMS: Final = 8
 
 MAX_VALUES: Final = 16
 """A param with more values than this is checked at its bounds and near the distances that the schedule has."""
+
+MAX_NAMED_RANKS: Final = 4
+
+USUAL_MODULES: Final = 64
+"""Module tables beyond this size are checked for as many params, in more time."""
 
 _OF_ONE_RANK: Final = ("CP401",)
 """Errors that leave a plan which can be compared with those of other ranks."""
@@ -107,11 +115,11 @@ def check_ranks(
         raise CommplanError("there is no module table: give one for each rank")
     keys = [table.model_dump_json() for table in ranks]
     distinct = dict(zip(keys, ranks, strict=True))
-    found = _findings(spec, given, list(distinct.values()), memory_cap_bytes)
+    found = _findings(spec, given, list(distinct.values()), memory_cap_bytes, _numbers(keys))
     if _has_errors(violation for violation in found if violation.code not in _OF_ONE_RANK):
         return sort_violations(found)
     between: dict[_Key, Violation] = {}
-    for binding in bindings(spec, given):
+    for binding in _affordable(spec, given, sum(map(len, distinct.values()))):
         graphs = {key: graph.build(spec, table, binding) for key, table in distinct.items()}
         for violation in graph.check_ranks((graphs[key] for key in keys), in_flight):
             between.setdefault(_key(violation), violation)
@@ -126,47 +134,120 @@ def _key(violation: Violation) -> _Key:
     return violation.code, violation.span, tuple(related.span for related in violation.related)
 
 
+def _numbers(keys: Sequence[str]) -> list[list[int]]:
+    """For each distinct key, where it stands."""
+    found: dict[str, list[int]] = {}
+    for number, key in enumerate(keys):
+        found.setdefault(key, []).append(number)
+    return list(found.values())
+
+
 def _findings(
-    spec: ScheduleSpec, given: Mapping[str, int], tables: Sequence[ModuleTable], memory_cap_bytes: int | None
+    spec: ScheduleSpec,
+    given: Mapping[str, int],
+    tables: Sequence[ModuleTable],
+    memory_cap_bytes: int | None,
+    ranks: Sequence[Sequence[int]] = (),
 ) -> list[Violation]:
-    """Every finding for each of `tables`; without any, for every number of modules. Warnings are for params as they are by
-    default: a bound is there to be chosen for a reason.
+    """Every finding for each of `tables` (each that of some `ranks`, if there are several); without any, for every number of
+    modules. Warnings are for params as they are by default: a bound is there to be chosen for a reason.
     """
     found: dict[_Key, Violation] = {}
     main = language.bind_params(spec, given)
-    for binding, counts in module_counts(spec, given):
-        for table in tables or map(ModuleTable.uniform, counts):
-            for violation in _checked(spec, table, binding)[0]:
-                if binding == main or violation.severity is Severity.ERROR:
-                    found.setdefault(_key(violation), violation)
+    left = graph.MAX_WORK // 2
+    for binding, table in _layouts(spec, given, tables):
+        of_interest = list(Severity) if binding == main else [Severity.ERROR]
+        few = graph.with_few_pieces(spec, binding)
+        told = [v for v in _checked(few, table, binding)[0] if v.severity in of_interest]
+        if few is not spec:
+            # Few pieces show whether there is an error; its words, and warnings of sizes, take them all.
+            work = graph.work_of(spec, binding, [len(table)])
+            news = any(_key(violation) not in found for violation in told)
+            if (news and work <= left) or (tables and binding == main and not _has_errors(told)):
+                left -= work
+                told = [v for v in _checked(spec, table, binding)[0] if v.severity in of_interest]
+        for violation in told:
+            found.setdefault(_key(violation), violation)
     in_doubt = {violation.span.line for violation in found.values() if violation.code in _DOUBTFUL}
     kept = [v for v in found.values() if v.code != "CP201" or v.span.line not in in_doubt]
-    return kept + list(_memory(spec, main, tables, memory_cap_bytes))
+    over = [] if memory_cap_bytes is None else _over_cap(spec, main, tables, memory_cap_bytes, ranks)
+    growth = _growth(spec, main, tables, of_shards=memory_cap_bytes is not None and not over)
+    return [*kept, *over, *growth]
+
+
+def _layouts(
+    spec: ScheduleSpec, given: Mapping[str, int], tables: Sequence[ModuleTable]
+) -> Iterator[tuple[dict[str, int], ModuleTable]]:
+    """What a schedule is checked with: bindings of params and module tables."""
+    if tables:
+        for binding in _affordable(spec, given, sum(map(len, tables))):
+            yield from ((binding, table) for table in tables)
+    else:
+        for binding, counts in module_counts(spec, given):
+            yield from ((binding, ModuleTable.uniform(count)) for count in counts)
+
+
+def _affordable(spec: ScheduleSpec, given: Mapping[str, int], num_modules: int) -> Iterator[dict[str, int]]:
+    """The bindings of params that there is time for with so many modules; the first one in any case."""
+    left = graph.MAX_WORK * -(-num_modules // USUAL_MODULES)
+    for number, binding in enumerate(bindings(spec, given)):
+        left -= graph.work_of(graph.with_few_pieces(spec, binding), binding, [num_modules])
+        if number and left < 0:
+            return
+        yield binding
 
 
 def module_counts(spec: ScheduleSpec, given: Mapping[str, int]) -> Iterator[tuple[dict[str, int], tuple[int, ...]]]:
     """Each binding of params with the numbers of modules to check it with: half of the work for the first, and equal parts of
-    what is left for each of the others.
+    what is left for each of the others, until nothing is.
     """
     left = graph.MAX_WORK
     every = list(bindings(spec, given))
     for number, binding in enumerate(every):
-        counts = graph.enough_module_counts(spec, binding, left // (len(every) - number if number else min(2, len(every))))
-        left -= min(left, graph.work_of(spec, binding, counts))
+        if number and not left:
+            return
+        few = graph.with_few_pieces(spec, binding)
+        counts = graph.enough_module_counts(few, binding, left // (len(every) - number if number else min(2, len(every))))
+        left -= min(left, graph.work_of(few, binding, counts))
         yield binding, counts
 
 
-def _memory(
-    spec: ScheduleSpec, params: Mapping[str, int], tables: Sequence[ModuleTable], cap_bytes: int | None
-) -> Iterator[Violation]:
-    """What the plans of a schedule keep in memory, where it has any."""
-    exceeds = False
-    for table in tables if cap_bytes is not None else ():
+def _over_cap(
+    spec: ScheduleSpec,
+    params: Mapping[str, int],
+    tables: Sequence[ModuleTable],
+    cap_bytes: int,
+    ranks: Sequence[Sequence[int]],
+) -> list[Violation]:
+    """What is wrong with the plan that takes the most memory, if that is over the cap; it names the ranks that are."""
+    over: list[tuple[int, int, Violation]] = []
+    for number, table in enumerate(tables):
         found, made = _checked(spec, table, params)
-        if cap_bytes is not None and not _has_errors(found):
-            over = plan.check(plan.lower(made), cap_bytes)
-            exceeds = exceeds or bool(over)
-            yield from over
+        if not _has_errors(found):
+            lowered = plan.lower(made)
+            over += ((lowered.peak_bytes, number, violation) for violation in plan.check(lowered, cap_bytes))
+    if not over:
+        return []
+    _, worst, violation = max(over, key=lambda item: item[0])
+    if not ranks:
+        return [violation]
+    others = sorted(rank for _, number, _ in over if number != worst for rank in ranks[number])
+    more = f" ({_named(others)} {'are' if len(others) > 1 else 'is'} over it too)" if others else ""
+    where = "every rank" if len(ranks) == 1 else _named(ranks[worst])
+    return [replace(violation, message=f"on {where} {violation.message}{more}")]
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0 and 1`; of many the first ones."""
+    shown = [str(rank) for rank in ranks[:MAX_NAMED_RANKS]]
+    shown += [f"{len(ranks) - len(shown)} more"] * (len(ranks) > len(shown))
+    return f"rank{'s' * (len(ranks) > 1)} {alternatives(shown, 'and')}"
+
+
+def _growth(
+    spec: ScheduleSpec, params: Mapping[str, int], tables: Sequence[ModuleTable], *, of_shards: bool
+) -> Iterator[Violation]:
+    """What the plan of a schedule keeps of every module."""
     count = graph.settled_module_count(spec, params)
     if count is None:
         return
@@ -174,7 +255,7 @@ def _memory(
     sizes = {axis.value: 2 if axis in used else None for axis in Axis}
     found, made = _checked(spec, ModuleTable.uniform(count, **sizes), params)
     if not _has_errors(found):
-        yield from plan.check_growth(plan.lower(made), of_shards=cap_bytes is not None and not exceeds)
+        yield from plan.check_growth(plan.lower(made), of_shards=of_shards)
 
 
 def _has_errors(found: Iterable[Violation]) -> bool:
@@ -215,10 +296,12 @@ def module_table(modules: Any) -> ModuleTable:
 
 def bindings(spec: ScheduleSpec, given: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """The values of params to check: all at their default, then (if they are few) one at a time at each bound, all at each
-    bound, and one at a time at the values between: every one, or those near a distance in the schedule.
+    bound, and one at a time at the values between: every one, or those near a distance in the schedule. A param that no line
+    uses makes no difference.
     """
     bound = language.bind_params(spec, given)
-    free = [param for param in spec.params if param.name not in given]
+    used = {use.param for section in Section for use in uses(spec.lines(section))}
+    free = [param for param in spec.params if param.name not in given and param.name in used]
     lowest = {param.name: param.minimum for param in free}
     highest = {param.name: param.maximum for param in free if param.maximum is not None}
     seen: set[tuple[int, ...]] = set()

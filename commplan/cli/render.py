@@ -23,11 +23,12 @@ _STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow"}
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """What came of one file: its findings, or (`problem`) why it could not be read."""
+    """What came of one file: its findings, or (`problem`) why it could not be read; `note` is what they hold for."""
 
     file: str
     findings: tuple[Violation, ...] = ()
     problem: str = ""
+    note: str = ""
 
     def count(self, severity: Severity) -> int:
         """How many findings are of one severity."""
@@ -47,6 +48,8 @@ def report_text(reports: Sequence[FileReport]) -> Text:
             out.append("error: ", "bold red").append(f"{visible(report.problem)}\n")
         for finding in report.findings:
             out.append_text(finding_text(finding)).append("\n")
+        if report.note:
+            out.append("note: ", "cyan").append(f"{visible(report.file)}: {visible(report.note)}\n")
     return out.append_text(summary_text(reports))
 
 
