@@ -1,0 +1,146 @@
+"""A model as its users have it, trained by stock FSDP2, under schedules, and unsharded: all have to agree."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+import commplan
+from commplan.fsdp2 import Options
+from tests.worlds import models, parity, reference
+from tests.worlds.world import Rank
+
+Trace = dict[str, torch.Tensor | None]
+"""What a step leaves on this rank, by name."""
+
+VARIANTS: Final[Sequence[tuple[str, dict[str, int], Options]]] = (
+    ("pipelined_allreduce", {}, parity.EAGER),
+    ("delayed_allreduce", {"k": 3}, parity.LAZY),
+    ("bucketed_pipeline_depth2", {}, parity.LAZY),
+    ("fsdp2_native", {}, parity.LAZY),
+)
+"""Real workers once; and, for what workers might hide, lanes as late as a plan allows on memory that is destroyed."""
+
+
+def seeded(rank: int, i: int, *shape: int) -> torch.Tensor:
+    """This rank's i-th input."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(100 * rank + i))
+
+
+def shard_blocks(model: nn.Module, here: Rank) -> nn.Module:
+    """Every block of `model.b`, then the root, on a mesh of two replicas of two."""
+    return models.shard(model, here.mesh((2, 2)))
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer that forgets nothing: a wrong gradient shows in every later step."""
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def step_and_zero(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """What ends a training step."""
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and how it is trained.
+
+    Attributes:
+        make: the unsharded model; called with the same seed for every variant.
+        backward: every forward and backward of one optimizer step: (model, rank, number of the step).
+        shard: applies FSDP2, and whatever else is done to the model.
+        optimizer: makes it, from the sharded model.
+        update: what follows backward: (model, optimizer).
+        stock_is_right: False where FSDP2 raises or is wrong, so that only the reference decides.
+        reference: "backward" of the unsharded model where that differs; None if no unsharded model stands for this one.
+        tolerance: of the reference's gradients, absolute.
+    """
+
+    make: Callable[[], nn.Module]
+    backward: Callable[[nn.Module, int, int], Any]
+    shard: Callable[[nn.Module, Rank], nn.Module] = shard_blocks
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = momentum
+    update: Callable[[nn.Module, torch.optim.Optimizer], Any] = step_and_zero
+    num_steps: int = 3
+    stock_is_right: bool = True
+    has_reference: bool = True
+    tolerance: float = reference.TOLERANCE
+
+    def fresh(self, here: Rank) -> nn.Module:
+        """The sharded model, equal on all ranks and in every call."""
+        torch.manual_seed(0)
+        return self.shard(self.make(), here)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, copied."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach().clone()
+
+
+def unwrapped(name: str) -> str:
+    """A parameter's name without what checkpointing and torch.compile put around modules."""
+    return name.replace("_checkpoint_wrapped_module.", "").replace("_orig_mod.", "")
+
+
+def trace(model: nn.Module, returned: Any) -> Trace:
+    """Gradients, parameters, and what the step returned, if that is a tensor or several."""
+    found: Trace = {}
+    for name, p in model.named_parameters():
+        found[f"{name}.grad"] = None if p.grad is None else local(p.grad)
+        found[name] = local(p)
+    values = returned if isinstance(returned, Sequence) else [returned]
+    found |= {f"returned[{i}]": local(value) for i, value in enumerate(values) if isinstance(value, torch.Tensor)}
+    return found
+
+
+def train(case: Case, model: nn.Module, here: Rank, check: Callable[[nn.Module], None] | None = None) -> Iterator[Trace]:
+    """What each step leaves before it is applied, then what is there in the end."""
+    optimizer = case.optimizer(model)
+    for number in range(case.num_steps):
+        returned = case.backward(model, here.rank, number)
+        if check is not None and number == 0:
+            check(model)
+        yield trace(model, returned)
+        yield trace(model, case.update(model, optimizer))
+
+
+def compare(here: Rank, case: Case, variants: Sequence[tuple[str, dict[str, int], Options]] = VARIANTS) -> None:
+    """Train under stock FSDP2 and under every variant: bit-equal; the first step's gradients as the reference has them."""
+    expected = list(train(case, case.fresh(here), here)) if case.stock_is_right else []
+    check = None
+    if case.has_reference:
+        right = reference.gradients(case.make, here.size, lambda model, rank: case.backward(model, rank, 0))
+
+        def check(model: nn.Module) -> None:
+            reference.assert_close(model, {n: right[unwrapped(n)] for n, _ in model.named_parameters()}, case.tolerance)
+
+    for schedule, params, options in variants:
+        model = case.fresh(here)
+        with commplan.attach(model, schedule, options=options, **params) as attachment:
+            found = list(train(case, model, here, check))
+            report = attachment.last_backward
+            assert report is not None
+            assert report.peak_bytes <= report.declared_peak_bytes, schedule
+        for number, (mine, stock) in enumerate(zip(found, expected, strict=case.stock_is_right)):
+            parity.assert_equal(mine, stock, f"{schedule}, step {number // 2}")
+
+
+@functools.cache
+def mesh_of(ranks: tuple[Any, ...], names: tuple[str, ...] | None) -> DeviceMesh:
+    """The mesh of these ranks; made once in a process, like `Rank.mesh`."""
+    return DeviceMesh("cpu", ranks, mesh_dim_names=names)
+
+
+def fully_sharded(*modules: nn.Module, here: Rank, **kwargs: Any) -> None:
+    """Shard each of `modules` by itself, in this order, on a mesh of two replicas of two."""
+    for module in modules:
+        fully_shard(module, mesh=kwargs.get("mesh") or here.mesh((2, 2)), **{k: v for k, v in kwargs.items() if k != "mesh"})
