@@ -38,6 +38,7 @@ class Check:
 
     Attributes:
         name: what is compared, in words.
+        before: what begins only after this exchange, in words; it is told in errors.
         tell: gets the error as soon as there is one, on the thread of the exchanges.
     """
 
@@ -45,6 +46,7 @@ class Check:
     message: Message
     number: int
     record: Sequence[str]
+    before: str
     tell: Callable[[ExecutionError], None] | None
     over: threading.Event = field(default_factory=threading.Event)
     error: ExecutionError | None = None
@@ -87,14 +89,22 @@ class Control:
         self._thread = threading.Thread(target=self._serve, name="commplan-control", daemon=True)
         self._thread.start()
 
-    def begin(self, message: Message, record: Sequence[str], tell: Callable[[ExecutionError], None] | None = None) -> Check:
+    def begin(
+        self,
+        message: Message,
+        record: Sequence[str],
+        *,
+        before: str = "",
+        tell: Callable[[ExecutionError], None] | None = None,
+    ) -> Check:
         """Compare `record` (lines in words) with the other ranks'; returns at once.
 
         All ranks have to begin the same exchanges in the same order; where they do not, the exchange finds out.  Only a
         digest travels as long as they agree.
         """
         self._num_exchanges += 1
-        check = Check(f"{_words(message)} {self._num_exchanges}", message, self._num_exchanges, tuple(record), tell)
+        number = self._num_exchanges
+        check = Check(f"{_words(message)} {number}", message, number, tuple(record), before, tell)
         self._queue.put(check)
         return check
 
@@ -113,7 +123,7 @@ class Control:
                 try:
                     self._exchange(check)
                 except ExecutionError as error:
-                    self._failure = error
+                    self._failure = type(error)(f"{check.before} did not begin: {error}") if check.before else error
             check.error = self._failure
             check.over.set()
             if check.error is not None and check.tell is not None:

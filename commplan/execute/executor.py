@@ -293,7 +293,7 @@ class Executor:
         if self._control is not None:
             # Backwards without a reduction are counted too: ranks that accumulate differently must not meet.
             head = (f"plan {self._program.digest}", f"backward {self._num_backwards}")
-            self._checks.append(self._control.begin(Message.BACKWARD, (*head, *backward.record), self._lanes.fail))
+            self._checks.append(self._control.begin(Message.BACKWARD, (*head, *backward.record), tell=self._lanes.fail))
         self._open_through(self._program.root - 1)
         self._run_late()
         self._open_through(self._program.root)
@@ -359,13 +359,10 @@ class Executor:
         if self._control is None or not self._compares_reductions:
             return task
         backward = f"backward {self._num_backwards + 1}, {task.op} of {instance.unit.name}"
-        check = self._control.begin(Message.REDUCTION, (f"{backward}: {instance.in_words()}",))
+        check = self._control.begin(Message.REDUCTION, (f"{backward}: {instance.in_words()}",), before=str(task))
 
         def start() -> dist.Work | None:
-            try:
-                check.wait()
-            except ExecutionError as error:
-                raise type(error)(f"{task} did not begin: {error}") from error
+            check.wait()
             return task.start()
 
         return replace(task, start=start)
