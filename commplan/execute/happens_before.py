@@ -1,0 +1,176 @@
+"""Judges a log of streams (`trace_log`): is each access of a buffer ordered behind those that it depends on?
+
+A vector clock a stream, nothing else; it knows nothing of plans, lanes or the executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from commplan.execute.trace_log import Did, Entry
+
+Clock = dict[str, int]
+
+
+@dataclass(slots=True)
+class _Buffer:
+    pool: str
+    reads: Clock = field(default_factory=dict)
+    writes: Clock = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Op:
+    name: str
+    compute: tuple[str, int]
+    behind: tuple[int, ...]
+    stream: str = ""
+    end: int = 0
+    is_over: bool = False
+
+
+@dataclass(slots=True)
+class _Judge:
+    clocks: dict[str, Clock] = field(default_factory=dict)
+    events: dict[int, Clock] = field(default_factory=dict)
+    enters: dict[int, int] = field(default_factory=dict)
+    buffers: dict[int, _Buffer] = field(default_factory=dict)
+    ops: dict[int, _Op] = field(default_factory=dict)
+    released: dict[str, list[tuple[int, _Buffer]]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def tick(self, stream: str) -> int:
+        """A point on `stream` behind all before it."""
+        self.reuse(stream)
+        clock = self.clocks.setdefault(stream, {})
+        clock[stream] = clock.get(stream, 0) + 1
+        return clock[stream]
+
+    def require(self, stream: str, accesses: Clock, what: str) -> None:
+        """`stream` has to be behind all of `accesses`."""
+        clock = self.clocks.setdefault(stream, {})
+        late = [f"{other}" for other, point in accesses.items() if clock.get(other, 0) < point]
+        if late:
+            self.problems.append(f"{what} on {stream!r} is not ordered behind {', '.join(late)}")
+
+    def reuse(self, pool: str) -> None:
+        """What was released to `pool` may be in use again from here on."""
+        for number, buffer in self.released.pop(pool, ()):
+            for accesses in (buffer.reads, buffer.writes):
+                self.require(pool, accesses, f"use of what was buffer {number}")
+
+    def require_ops(self, stream: str, numbers: Iterable[int], what: str) -> None:
+        for number in numbers:
+            op = self.ops[number]
+            if not op.is_over:
+                self.problems.append(f"{what} on {stream!r} is behind {op.name}, which was not issued")
+            else:
+                self.require(stream, {op.stream: op.end}, f"{what} (behind {op.name})")
+
+
+def check(entries: Iterable[Entry]) -> list[str]:
+    """Everything that is wrong with a log.
+
+    - A buffer is read behind its last writes, and written behind all accesses before.
+    - After its release, whatever its pool's stream does next (with the memory, as far as anybody can tell) is behind all
+      accesses.
+    - An op begins behind the ops that it was asked to be behind, the op before it on its stream, and the point that compute had
+      reached when it was asked for; compute goes on behind the ops that it was told to wait for.
+    - In the end, the stream on which the user goes on is behind every access.
+    """
+    judge = _Judge()
+    last_leave = ""
+    for entry in entries:
+        _STEPS[entry.did](judge, entry)
+        if entry.did is Did.LEAVE:
+            last_leave = entry.stream
+    for pool in list(judge.released):
+        judge.reuse(pool)
+    for number, buffer in judge.buffers.items():
+        judge.require(last_leave, buffer.reads, f"the end, of buffer {number}")
+        judge.require(last_leave, buffer.writes, f"the end, of buffer {number}")
+    judge.require_ops(last_leave, judge.ops, "the end")
+    return judge.problems
+
+
+def _kernel(judge: _Judge, entry: Entry) -> None:
+    for number in entry.reads:
+        judge.require(entry.stream, judge.buffers[number].writes, f"{entry.name}, reading buffer {number},")
+    for number in entry.writes:
+        buffer = judge.buffers[number]
+        judge.require(entry.stream, buffer.writes, f"{entry.name}, writing buffer {number},")
+        judge.require(entry.stream, buffer.reads, f"{entry.name}, writing buffer {number},")
+    point = judge.tick(entry.stream)
+    for number in entry.reads:
+        judge.buffers[number].reads[entry.stream] = point
+    for number in entry.writes:
+        judge.buffers[number].writes[entry.stream] = point
+
+
+def _record(judge: _Judge, entry: Entry) -> None:
+    judge.events[entry.event] = dict(judge.clocks.setdefault(entry.stream, {}))
+
+
+def _wait(judge: _Judge, entry: Entry) -> None:
+    clock = judge.clocks.setdefault(entry.stream, {})
+    for stream, point in judge.events.get(entry.event, {}).items():
+        clock[stream] = max(clock.get(stream, 0), point)
+
+
+def _allocate(judge: _Judge, entry: Entry) -> None:
+    judge.reuse(entry.stream)
+    judge.buffers[entry.buffer] = _Buffer(entry.stream)
+
+
+def _foreign(judge: _Judge, entry: Entry) -> None:
+    judge.buffers[entry.buffer] = _Buffer(entry.stream, writes={entry.stream: judge.enters[entry.event]})
+
+
+def _release(judge: _Judge, entry: Entry) -> None:
+    buffer = judge.buffers.pop(entry.buffer)
+    judge.released.setdefault(buffer.pool, []).append((entry.buffer, buffer))
+
+
+def _enter(judge: _Judge, entry: Entry) -> None:
+    judge.enters[entry.event] = judge.tick(entry.stream)
+
+
+def _ask(judge: _Judge, entry: Entry) -> None:
+    judge.ops[entry.op] = _Op(entry.name, (entry.stream, judge.tick(entry.stream)), entry.ops)
+
+
+def _begin(judge: _Judge, entry: Entry) -> None:
+    op = judge.ops[entry.op]
+    stream, point = op.compute
+    judge.require(entry.stream, {stream: point}, f"{op.name} (behind compute)")
+    judge.require_ops(entry.stream, op.behind, op.name)
+
+
+def _end(judge: _Judge, entry: Entry) -> None:
+    op = judge.ops[entry.op]
+    op.stream, op.end, op.is_over = entry.stream, judge.tick(entry.stream), True
+
+
+def _waited(judge: _Judge, entry: Entry) -> None:
+    judge.require_ops(entry.stream, entry.ops, "compute")
+
+
+def _leave(judge: _Judge, entry: Entry) -> None:
+    judge.tick(entry.stream)
+
+
+_STEPS = {
+    Did.KERNEL: _kernel,
+    Did.RECORD: _record,
+    Did.WAIT: _wait,
+    Did.ALLOCATE: _allocate,
+    Did.FOREIGN: _foreign,
+    Did.RELEASE: _release,
+    Did.ENTER: _enter,
+    Did.ASK: _ask,
+    Did.BEGIN: _begin,
+    Did.END: _end,
+    Did.WAITED: _waited,
+    Did.LEAVE: _leave,
+}
