@@ -133,7 +133,7 @@ def guess_orders(model: nn.Module, groups: Sequence[Group]) -> Orders:
         for child in module.children():
             visit(child)
         if isinstance(module, FSDPModule):
-            ends.extend(by_state.pop(id(module._get_fsdp_state()), ()))
+            ends.extend(by_state.pop(id(private.state_of(module)), ()))
 
     visit(model)
     return Orders(tuple(reversed(begins)), tuple(reversed(ends)))

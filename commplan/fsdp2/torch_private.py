@@ -1,92 +1,43 @@
-"""Everything that commplan takes from torch under names with an underscore, and nothing else.
+"""Everything that commplan takes from torch under names with an underscore, together with `torch_releases`.
 
-`require_known_torch` compares the functions that are relied on with those of releases that were read and tested; only then
-may the rest of this file be used.  To support another release: read what changed, run the tests, add its row.
+It is written for the latest release that is known; what others do differently is in `torch_releases`, whose
+`require_known_torch` has to pass before anything here is used.
 """
 
 from __future__ import annotations
 
-import ast
+import functools
 import hashlib
-import inspect
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import Store
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp import _common_utils as common_utils
-from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
-from torch.distributed.fsdp._fully_shard import _fsdp_common as common
-from torch.distributed.fsdp._fully_shard import _fsdp_param as param
-from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
-from torch.distributed.fsdp._fully_shard import _fsdp_state as state
 from torch.distributed.tensor import DTensor
 
 from commplan.errors import AttachError
+from commplan.fsdp2 import torch_devices as devices
+from commplan.fsdp2 import torch_releases as releases
+from commplan.fsdp2.torch_releases import require_known_torch as require_known_torch
+
+try:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+    from torch.distributed.fsdp._fully_shard import _fsdp_common as common
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
+    from torch.distributed.fsdp._fully_shard import _fsdp_state as state
+except ImportError as error:
+    raise AttachError(f"torch {torch.__version__} has no FSDP2; needed: torch {', '.join(releases.RELEASES)}") from error
 
 ParamGroup = param_group.FSDPParamGroup
 State = state.FSDPState
 FINAL_CALLBACK: Final = "_root_post_backward_final_callback"
+HOOKS_IN_BACKWARD: Final = ("pre_backward", "post_backward", FINAL_CALLBACK)
 ReduceOp = dist.ReduceOp | dist.ReduceOp.RedOpType
-
-RELIED_ON: Final[tuple[Callable[..., Any], ...]] = (
-    ParamGroup.pre_forward,
-    ParamGroup.post_forward,
-    ParamGroup.pre_backward,
-    ParamGroup.post_backward,
-    ParamGroup.reshard,
-    ParamGroup._reset_iter_state,
-    State._pre_forward,
-    State._root_post_backward_final_callback,
-    State._reset_iter_state,
-    param.FSDPParam.accumulate_unsharded_grad_if_needed,
-    param.FSDPParam.to_accumulated_grad_if_needed,
-    param.FSDPParam.init_dtype_attrs,
-    param.FSDPParam.to_sharded_dtensor,
-    param.FSDPParam._get_grad_inner_tensor,
-    collectives._get_gradient_divide_factors,
-    collectives.foreach_reduce_scatter_copy_in,
-    common._get_dim0_padded_size,
-    dist.distributed_c10d._new_process_group_helper,
-)
-"""Functions whose behaviour commplan replaces, repeats or calls. `foreach_reduce` is not called, and so may be wrapped."""
-
-KNOWN_FINGERPRINTS: Final[Mapping[str, str]] = MappingProxyType({"faa7a0d41166da1f": "2.13"})
-"""Fingerprint -> the torch release that has it."""
-
-
-def fingerprint(functions: tuple[Callable[..., Any], ...] = RELIED_ON) -> str:
-    """A digest of the functions' code: comments and layout do not count, nor do decorators that keep `__wrapped__`."""
-    digest = hashlib.sha256()
-    for function in functions:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
-        digest.update(ast.dump(tree).encode())
-    return digest.hexdigest()[:16]
-
-
-def require_known_torch() -> None:
-    """Check that this torch is one that commplan was written for.
-
-    Raises:
-        AttachError: says which torch it found and which it knows.
-    """
-    known = ", ".join(sorted(set(KNOWN_FINGERPRINTS.values())))
-    try:
-        found = fingerprint()
-    except (OSError, TypeError, SyntaxError) as error:
-        raise AttachError(f"can't read FSDP2's source in torch {torch.__version__} ({error}); needed: torch {known}") from error
-    if found not in KNOWN_FINGERPRINTS:
-        raise AttachError(
-            f"torch {torch.__version__} has an FSDP2 that commplan does not know (fingerprint {found}); "
-            f"needed: torch {known}, with FSDP2's hooks as released"
-        )
 
 
 def in_autograd() -> bool:
@@ -107,16 +58,17 @@ def new_group(name: str, ranks: Sequence[int], backend: str, timeout: timedelta)
     """
     c10d = dist.distributed_c10d
     members = sorted(ranks)
-    group, _ = c10d._new_process_group_helper(
-        len(members),
-        members.index(dist.get_rank()),
-        members,
-        dist.Backend(backend),
-        default_store(),
-        c10d.GroupName(name),
-        timeout=timeout,
-        group_desc=name,
-    )
+    with devices.unsplit():
+        group, _ = c10d._new_process_group_helper(
+            len(members),
+            members.index(dist.get_rank()),
+            members,
+            dist.Backend(backend),
+            default_store(),
+            cast(Any, name),
+            timeout=timeout,
+            group_desc=name,
+        )
     c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(members)}
     return group
 
@@ -128,8 +80,31 @@ def end_group(group: dist.ProcessGroup) -> None:
 
 
 def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, never traced by torch.compile; as FSDP2 does with its own hooks."""
-    return common._dynamo_disable(function)
+    """`function`, never traced by torch.compile; as FSDP2 does with its own hooks, dynamo is imported at the first call."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return torch._dynamo.disable(function, recursive=True, reason="skipping commplan's hooks")(*args, **kwargs)
+
+    return call
+
+
+def as_hook(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` in the place of FSDP2's hook `name`: guarded from torch.compile and type checks as that one is."""
+    if name not in HOOKS_IN_BACKWARD:
+        return without_dynamo(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with releases.no_typecheck():
+            return function(*args, **kwargs)
+
+    return without_dynamo(call)
+
+
+def state_of(module: FSDPModule) -> State:
+    """The FSDP2 state of a sharded module."""
+    return module._get_fsdp_state()
 
 
 def states(model: nn.Module) -> Iterator[tuple[str, State]]:
@@ -137,7 +112,7 @@ def states(model: nn.Module) -> Iterator[tuple[str, State]]:
     seen: set[int] = set()
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
-            found = module._get_fsdp_state()
+            found = state_of(module)
             if id(found) not in seen:
                 seen.add(id(found))
                 yield name, found
@@ -145,7 +120,7 @@ def states(model: nn.Module) -> Iterator[tuple[str, State]]:
 
 def groups(of: State) -> list[ParamGroup]:
     """The parameter groups of one state, in forward order."""
-    return of._fsdp_param_groups
+    return releases.param_groups(of)
 
 
 def modules(of: State) -> tuple[nn.Module, ...]:
@@ -172,9 +147,9 @@ def is_inner(of: State) -> bool:
 
 def reset_iteration(of: State) -> None:
     """Let a root forget an iteration that ended in an exception, whole gradients that wait in its groups included."""
-    of._reset_iter_state()
+    releases.reset_iteration(of)
     for inner in of._state_ctx.all_states:
-        for group in inner._fsdp_param_groups:
+        for group in groups(inner):
             for p in group.fsdp_params:
                 p.unsharded_accumulated_grad = None
                 if hasattr(p, "_unsharded_param"):
@@ -183,7 +158,7 @@ def reset_iteration(of: State) -> None:
 
 def registers_post_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether FSDP2 hung its post-backward on one of these inputs of a forward."""
-    tensors = common_utils.collect_grad_tensors((args, kwargs))
+    tensors = releases.grad_tensors(args, kwargs)
     return any(t.grad_fn is not None and t.grad_fn.name() == "RegisterPostBackwardFunctionBackward" for t in tensors)
 
 
@@ -213,7 +188,7 @@ def parameters(group: ParamGroup) -> Iterator[nn.Parameter]:
 
 def origins(group: ParamGroup) -> list[int]:
     """A number for each parameter that tells which one it was before sharding; tied ones have the same."""
-    return [p._orig_param_uid for p in group.fsdp_params]
+    return [releases.origin(p) for p in group.fsdp_params]
 
 
 def trainable(group: ParamGroup) -> tuple[bool, ...]:
@@ -265,7 +240,7 @@ def mesh_facts(group: ParamGroup) -> MeshFacts:
     return MeshFacts(
         sharded.shard_process_group if sharded else None,
         replicated.replicate_process_group if replicated else None,
-        sharded.reduce_scatter_process_group if sharded else None,
+        releases.own_reduce_scatter_group(sharded) if sharded else None,
         tuple(sorted(ranks)),
         f"{','.join(names)}@{digest}",
     )
@@ -275,18 +250,19 @@ def refusals(group: ParamGroup) -> Iterator[str]:
     """Settings of `group` that a plan can't honour, in words."""
     if group._all_reduce_hook is not None:
         yield "has an all-reduce hook (set_all_reduce_hook), but a schedule owns its all-reduce; remove the hook"
-    if type(group._reduce_scatter_comm) is not collectives.DefaultReduceScatter:
-        yield (
-            f"has a reduce-scatter of its own ({type(group._reduce_scatter_comm).__name__}), which lanes can't drive; "
-            "leave FSDP2's default"
-        )
+    if (foreign := releases.foreign_reduce_scatter(group)) is not None:
+        yield f"has a reduce-scatter of its own ({foreign}), which lanes can't drive; leave FSDP2's default"
+    if group.gradient_divide_factor is not None and not releases.copies_lone_shards():
+        sharded = mesh_facts(group).shard
+        if sharded is None or sharded.size() == 1:
+            yield "divides gradients by a factor of its own over a shard axis of one rank; this takes torch 2.10 or newer"
 
 
 def settings(group: ParamGroup) -> str:
     """The settings of `group` that change its collectives, in words."""
     return (
         f"gradient divide factor {group.gradient_divide_factor}, sums forced {group.force_sum_reduction_for_comms}, "
-        f"unused parameters reduced {group.reduce_scatter_unused_params}, "
+        f"unused parameters reduced {releases.reduces_unused(group)}, "
         f"separate reduce-scatter group {mesh_facts(group).reduce_scatter is not None}"
     )
 
@@ -298,7 +274,7 @@ def holds_partial_sum(group: ParamGroup) -> bool:
 
 def give_partial_sum(group: ParamGroup, shard: torch.Tensor) -> None:
     """Let FSDP2 keep this shard, as it would have itself."""
-    group._partial_reduce_output = shard
+    group._partial_reduce_output = devices.of_reduce_stream(group, shard)
 
 
 def replaced_attributes(owner: ParamGroup | State) -> tuple[str, ...]:
@@ -339,6 +315,7 @@ def take_gradients(group: ParamGroup) -> dict[int, torch.Tensor]:
     for _, p in used:
         p.accumulate_unsharded_grad_if_needed()
     taken: dict[int, torch.Tensor] = {}
+    reduces_unused = releases.reduces_unused(group)
     if group.reduce_grads:
         for position, p in used:
             if p.unsharded_accumulated_grad is not None:
@@ -347,7 +324,7 @@ def take_gradients(group: ParamGroup) -> dict[int, torch.Tensor]:
             elif p.unsharded_param.grad is not None:
                 taken[position] = p.unsharded_grad_data
                 p.unsharded_param.grad = None
-            elif group.reduce_scatter_unused_params and p.unsharded_param.requires_grad:
+            elif reduces_unused and p.unsharded_param.requires_grad:
                 taken[position] = p.unsharded_zero_grad_data
     if group.reshard_after_backward:
         group.reshard()
@@ -431,7 +408,7 @@ def reduce_scatter(
     group: ParamGroup, out: torch.Tensor, source: torch.Tensor, process_group: dist.ProcessGroup, op: ReduceOp
 ) -> dist.Work | None:
     """Start FSDP2's own reduce-scatter."""
-    return group._reduce_scatter_comm(output_tensor=out, input_tensor=source, group=process_group, op=op, async_op=True)
+    return releases.reduce_scatter(group, out, source, process_group, op)
 
 
 def write_grad(group: ParamGroup, position: int, flat: torch.Tensor) -> bool:
@@ -444,7 +421,7 @@ def write_grad(group: ParamGroup, position: int, flat: torch.Tensor) -> bool:
     gradient = torch.as_strided(flat, p.sharded_size, p.contiguous_sharded_stride, flat.storage_offset())
     is_view = not p.offload_to_cpu or flat.device.type == "cpu"
     if p.offload_to_cpu:
-        gradient = gradient.to(torch.device("cpu"))
+        gradient = devices.to_host(p, gradient)
     parameter = p.sharded_param
     if parameter.grad is not None:
         assert isinstance(parameter.grad, DTensor)

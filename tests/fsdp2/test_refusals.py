@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 import commplan
 from commplan.errors import AttachError, CommplanError, RankMismatchError, ScheduleError, UnsupportedError
-from commplan.fsdp2 import Options, torch_private
+from commplan.fsdp2 import Options, torch_private, torch_releases
 from commplan.fsdp2 import attachment as attach_module
 from tests.worlds import models, parity
 from tests.worlds.world import Rank, Worlds
@@ -144,7 +144,7 @@ def attached_twice(here: Rank) -> str:
 def unknown_torch(here: Rank) -> str:
     model = fresh(here)
     snapshot = Snapshot(model)
-    with patch.object(torch_private, "KNOWN_FINGERPRINTS", {"0" * 16: "2.99"}):
+    with patch.object(torch_releases, "RELEASES", {"2.99": "0" * 16}):
         message = refused(lambda: commplan.attach(model, "blocking"), AttachError)
     snapshot.assert_same()
     trains_as_stock(here, model)
@@ -203,6 +203,9 @@ def test_not_initialised() -> None:
 ODD = 2
 
 
+OTHER_BUILD = f"{torch.__version__}.7"
+
+
 def odd_rank(here: Rank, what: str) -> str:
     model = fresh(here)
     if what == "model" and here.rank == ODD:
@@ -214,7 +217,7 @@ def odd_rank(here: Rank, what: str) -> str:
     is_odd = here.rank == ODD
     schedule: Any = "pipelined_allreduce" if is_odd and what == "schedule" else "delayed_allreduce"
     params = {"k": 3 if is_odd and what == "params" else 2} if schedule == "delayed_allreduce" else {}
-    version = "2.13.7" if is_odd and what == "torch" else torch.__version__
+    version = OTHER_BUILD if is_odd and what == "torch" else torch.__version__
     kind = RankMismatchError
     if what == "refusal" and is_odd:
         params, kind = {"k": 1000}, CommplanError
@@ -230,7 +233,7 @@ def odd_rank(here: Rank, what: str) -> str:
     return message
 
 
-def _no_lanes(timeout_s: float) -> Any:
+def _no_lanes(device: torch.device, timeout_s: float) -> Any:
     return 1 / 0
 
 
@@ -239,7 +242,7 @@ def _no_lanes(timeout_s: float) -> Any:
     [
         ("schedule", ["the schedule", "rank(s) 2 have", "rank(s) 0, 1, 3 have", "pipelined_allreduce", "delayed_allreduce"]),
         ("params", ["params", "rank(s) 2 have 'k = 3'", "rank(s) 0, 1, 3 have 'k = 2'"]),
-        ("torch", ["torch", "rank(s) 2 have '2.13.7'", torch.__version__]),
+        ("torch", ["torch", f"rank(s) 2 have '{OTHER_BUILD}'", torch.__version__]),
         ("model", ["module table", "rank(s) 2 have", "rank(s) 0, 1, 3 have"]),
         ("refusal", ["rank(s) 2", "1000"]),
         ("lanes", ["rank(s) 2", "ZeroDivisionError"]),

@@ -1,0 +1,252 @@
+"""Which torch releases commplan knows, and what differs between them under names with an underscore.
+
+`require_known_torch` compares the functions that are relied on with those of releases that were read and tested; only then
+may `torch_private` be used.  To support another release: read what changed in FSDP2, give every difference a function here,
+run `tools/torch_matrix`, add its row to `RELEASES`.  docs/torch_releases.md tells how.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from commplan.errors import AttachError
+
+FSDP2: Final = "torch.distributed.fsdp._fully_shard"
+
+RELIED_ON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        f"{FSDP2}._fsdp_param_group": (
+            "FSDPParamGroup.pre_forward",
+            "FSDPParamGroup.post_forward",
+            "FSDPParamGroup.pre_backward",
+            "FSDPParamGroup.post_backward",
+            "FSDPParamGroup.reshard",
+            "FSDPParamGroup._register_post_backward_hook",
+            "FSDPParamGroup._reset_iter_state",
+            "FSDPParamGroup._to_sharded",
+            "FSDPParamGroup._wait_all_gather_streams_on_event",
+        ),
+        f"{FSDP2}._fsdp_state": (
+            "FSDPState._pre_forward",
+            "FSDPState._root_post_backward_final_callback",
+            "FSDPState._reset_iter_state",
+        ),
+        f"{FSDP2}._fsdp_param": (
+            "FSDPParam.accumulate_unsharded_grad_if_needed",
+            "FSDPParam.to_accumulated_grad_if_needed",
+            "FSDPParam.init_dtype_attrs",
+            "FSDPParam.to_sharded_dtensor",
+            "FSDPParam._get_grad_inner_tensor",
+        ),
+        f"{FSDP2}._fsdp_collectives": ("_get_gradient_divide_factors", "foreach_reduce_scatter_copy_in"),
+        f"{FSDP2}._fsdp_common": ("_get_dim0_padded_size",),
+        "torch.distributed.distributed_c10d": ("_new_process_group_helper",),
+    }
+)
+"""Functions whose behaviour commplan replaces, repeats or calls, by module; a release may lack some.
+
+`foreach_reduce` is not called, and so may be wrapped.
+"""
+
+RELEASES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "2.8": "25fc9d296bc88a2c",
+        "2.9": "7c0181d3f4e2894d",
+        "2.10": "1cb8fb4e245fa2b3",
+        "2.11": "c2cc1394bafd31fc",
+        "2.12": "ff3252f1a49eaec3",
+        "2.13": "d6588b2f49b5480c",
+        "2.14": "b7c6744397b48041",
+    }
+)
+"""Release -> its fingerprint. A row stands for a release that was read, and whose tests passed."""
+
+
+def release() -> tuple[int, ...]:
+    """Major and minor number of this torch; empty if its version has none."""
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def fingerprint(relied_on: Mapping[str, tuple[str, ...]] = RELIED_ON) -> str:
+    """A digest of the functions' code, the same under every Python.
+
+    Comments, docstrings and layout do not count, nor do decorators that keep `__wrapped__`.
+
+    Raises:
+        OSError, TypeError, SyntaxError, ImportError: there is no source to read.
+    """
+    digest = hashlib.sha256()
+    for module_name, names in relied_on.items():
+        module = importlib.import_module(module_name)
+        for name in names:
+            digest.update(f"{name}: {_code(module, name)}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def require_known_torch() -> None:
+    """Check that this torch is one that commplan was written for.
+
+    Raises:
+        AttachError: says which torch it found and which it knows.
+    """
+    known = ", ".join(RELEASES)
+    expected = RELEASES.get(".".join(map(str, release())))
+    if expected is None:
+        raise AttachError(f"commplan does not know torch {torch.__version__}; needed: torch {known}")
+    try:
+        found = fingerprint()
+    except (OSError, TypeError, SyntaxError, ImportError) as error:
+        raise AttachError(f"can't read FSDP2's source in torch {torch.__version__} ({error}); needed: torch {known}") from error
+    if found != expected:
+        raise AttachError(
+            f"torch {torch.__version__} has an FSDP2 that commplan does not know (fingerprint {found}, released {expected}); "
+            f"needed: torch {known}, with FSDP2's functions as released"
+        )
+
+
+def _code(module: Any, name: str) -> str:
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        return "absent"
+    return _canonical(ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(found)))))
+
+
+def _canonical(node: object) -> str:
+    """What `ast.dump` shows, less what differs between Python's releases or does not run."""
+    if isinstance(node, ast.AST):
+        fields = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, [])]
+        if _has_docstring(node):
+            fields = [(name, value[1:] if name == "body" else value) for name, value in fields]
+        return f"{type(node).__name__}({', '.join(f'{name}={_canonical(value)}' for name, value in fields)})"
+    if isinstance(node, list):
+        return f"[{', '.join(map(_canonical, node))}]"
+    return repr(node)
+
+
+def _has_docstring(node: ast.AST) -> bool:
+    """Whether `node` is a function or class that begins with a docstring."""
+    return isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None
+
+
+# Differences. Objects are FSDP2's own: states, parameter groups, parameters.
+
+
+def param_groups(state: Any) -> list[Any]:
+    """The parameter groups of one state, in forward order. Up to 2.11 a state has one at most."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def origin(param: Any) -> int:
+    """A number that tells which parameter this was before sharding. Up to 2.11 FSDP2 forgets it, and ties with it."""
+    return getattr(param, "_orig_param_uid", id(param))
+
+
+def grad_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors among a forward's inputs that FSDP2 hangs its post-backward on; up to 2.11 it sees no dataclasses."""
+    common_utils = importlib.import_module("torch.distributed.fsdp._common_utils")
+    if hasattr(common_utils, "collect_grad_tensors"):
+        yield from common_utils.collect_grad_tensors((args, kwargs))
+        return
+    for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            yield leaf
+
+
+def own_reduce_scatter_group(mesh_info: Any) -> dist.ProcessGroup | None:
+    """The group for reduce-scatters that a user may ask for since 2.13."""
+    return getattr(mesh_info, "reduce_scatter_process_group", None)
+
+
+def reduces_unused(group: Any) -> bool:
+    """Whether parameters without a gradient are reduced as zeros, which a user may ask for since 2.13."""
+    return getattr(group, "reduce_scatter_unused_params", False)
+
+
+def reduce_scatter(group: Any, out: torch.Tensor, source: torch.Tensor, process_group: dist.ProcessGroup, op: Any) -> Any:
+    """Start FSDP2's own reduce-scatter; up to 2.8 it can't be replaced by a user's."""
+    if hasattr(group, "_reduce_scatter_comm"):
+        return group._reduce_scatter_comm(output_tensor=out, input_tensor=source, group=process_group, op=op, async_op=True)
+    return dist.reduce_scatter_tensor(output=out, input=source, group=process_group, op=op, async_op=True)
+
+
+def foreign_reduce_scatter(group: Any) -> str | None:
+    """The name of a reduce-scatter that is not FSDP2's default, if a user asked for one."""
+    if hasattr(group, "_reduce_scatter_comm"):
+        collectives = importlib.import_module(f"{FSDP2}._fsdp_collectives")
+        kind = type(group._reduce_scatter_comm)
+        return None if kind is collectives.DefaultReduceScatter else kind.__name__
+    return "memory of the process group" if group.allocate_memory_from_process_group else None
+
+
+def copies_lone_shards() -> bool:
+    """Whether a shard axis of one rank is reduced by a copy (since 2.10), not by a collective."""
+    return release() >= (2, 10)
+
+
+def no_typecheck() -> contextlib.AbstractContextManager[None]:
+    """What FSDP2 does around its hooks since 2.14: a user's type checks of distributed tensors leave them out."""
+    guard = getattr(dist, "_spmd_no_typecheck", contextlib.nullcontext)
+    return guard()
+
+
+def reset_iteration(root: Any) -> None:
+    """Let a root forget an iteration that ended in an exception; before 2.13 FSDP2 can't do so by itself."""
+    if hasattr(root, "_reset_iter_state"):
+        root._reset_iter_state()
+        return
+    training_state = importlib.import_module(f"{FSDP2}._fsdp_common").TrainingState
+    shared = root._comm_ctx
+    stream = root._device_handle.current_stream()
+    lists = getattr(shared, "reduce_scatter_states", None)
+    retained = [shared.reduce_scatter_state] if lists is None else list(lists)
+    for event in (held.event for held in (shared.all_gather_state, *retained) if held is not None):
+        if event is not None:
+            stream.wait_event(event)
+    shared.all_gather_state = None
+    if lists is None:
+        shared.reduce_scatter_state = None
+    else:
+        lists.clear()
+    shared.post_forward_order.clear()
+    for state in root._state_ctx.all_states:
+        state._modules_to_run_forward.clear()
+        state._training_state = training_state.IDLE
+        for group in param_groups(state):
+            _reset_group(group, stream)
+            group._training_state = training_state.IDLE
+            group._to_sharded()
+    root._state_ctx.iter_forward_root = None
+    root._state_ctx.post_backward_final_callback_queued = False
+
+
+def _reset_group(group: Any, stream: Any) -> None:
+    """Wait for what a group has in flight, then drop it, its partial sum included."""
+    gathered, reduced = group._all_gather_result, group._all_reduce_state
+    events = [gathered and gathered.all_gather_event, group._post_reduce_event, reduced and reduced.event]
+    for event in events:
+        if event is not None:
+            stream.wait_event(event)
+    if gathered is not None and isinstance(gathered.all_gather_work, dist.Work):
+        gathered.all_gather_work.wait()
+    if group._reshard_after_forward_event is not None:
+        group._wait_all_gather_streams_on_event(group._reshard_after_forward_event)
+    group._all_gather_result = group._post_reduce_event = group._all_reduce_state = None
+    group._reshard_after_forward_event = group._partial_reduce_output = None
+    group._post_forward_indices.clear()
