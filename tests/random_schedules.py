@@ -13,6 +13,13 @@ def index(offset: int) -> str:
     return "n" if offset == 0 else f"<n{offset:+d}>"
 
 
+def wire_attributes(draw: st.DrawFn) -> list[str]:
+    """How a collective is cut, fused and cast."""
+    sizes = [["chunks: 2"], ["chunks: 3"], ["fuse: {modules: 2}"], ["fuse: {modules: 3, tail: 1}"]]
+    dtypes = [["dtype: bf16"], ["dtype: fp32"]]
+    return [*draw(st.sampled_from([[]] * 5 + sizes)), *draw(st.sampled_from([[]] * 8 + dtypes))]
+
+
 @st.composite
 def schedules(draw: st.DrawFn, *, fused: bool = True, gathers: bool = True) -> str:
     """A schedule with each op once, at random places, and a few random waits; its YAML."""
@@ -20,6 +27,7 @@ def schedules(draw: st.DrawFn, *, fused: bool = True, gathers: bool = True) -> s
     sections: dict[str, list[str]] = {"pre_backward": [], "post_backward": [], "root": []}
     base = 0
     families = draw(st.sampled_from([list(KINDS)] * 12 + [["RS", "AR"], ["RS", "apply"], ["AR", "apply"], [*KINDS, "AR"]]))
+    skipped = draw(st.sampled_from([()] * 8 + [("AR",), ("AR",), ("RS", "AR"), ("RS",)])) if fused else ()
     for family in families:
         section = draw(st.sampled_from(["post_backward"] * 6 + ["pre_backward"] + ["root"] * (family != "RS")))
         if sections["root"] and draw(st.integers(0, 7)):
@@ -39,12 +47,8 @@ def schedules(draw: st.DrawFn, *, fused: bool = True, gathers: bool = True) -> s
         if lane:
             attributes.append(f"lane: {lane}")
         if fused and family != "apply":
-            attributes += draw(
-                st.sampled_from(
-                    [[]] * 5 + [["chunks: 2"], ["chunks: 3"], ["fuse: {modules: 2}"], ["fuse: {modules: 3, tail: 1}"]]
-                )
-            )
-            attributes += draw(st.sampled_from([[]] * 12 + [["when: last_backward"]]))
+            attributes += wire_attributes(draw)
+        attributes += ["when: last_backward"] * (family in skipped)
         sections[section].append(f"{family}_{index(offset)}: {{{', '.join(attributes)}}}")
     if gathers and draw(st.integers(0, 3)) == 0:
         offset = draw(st.integers(0, 2))

@@ -15,7 +15,7 @@ from commplan.cli.render import visible
 from commplan.ops import OpId, Section
 from commplan.plan import Hook, LaneInfo, OpStep, Plan
 from commplan.plan.diff import ChangeKind, FieldChange, HookDiff, PlanDiff, StepChange
-from commplan.plan.text import size
+from commplan.plan.text import moment, size
 
 REPORT_VERSION: Final = 1
 MIN_RUN: Final = 3
@@ -81,6 +81,8 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
         "num_waits": plan.num_waits,
         "peak_bytes": plan.peak_bytes,
         "peak_hook": str(plan.peak_hook),
+        "peak_backwards": plan.peak_backwards.value,
+        "partial_sum_bytes": plan.partial_sum_bytes,
     }
 
 
@@ -264,7 +266,7 @@ def _summary(found: PlanDiff) -> Text:
     before, after = found.before, found.after
     if found.equal:
         return Text("no difference: both run the same ops in the same way\n", "bold green")
-    peaks = [f"{size(plan.peak_bytes)} in {plan.peak_hook}" for plan in (before, after)]
+    peaks = [f"{size(plan.peak_bytes)} in {moment(plan.peak_hook, plan.peak_backwards)}" for plan in (before, after)]
     change = after.peak_bytes - before.peak_bytes
     by = f" ({'+' if change > 0 else '-'}{size(abs(change))})" if change else ""
     counts = [f"{found.count(kind)} {kind}" for kind in ChangeKind if found.count(kind)]

@@ -102,6 +102,12 @@ class Module(BaseModel):
         return sum(p.numel for p in self.trainable) * ITEMSIZE_BYTES[self.gather_dtype]
 
     @property
+    def accumulated_gradient_bytes(self) -> int:
+        """Bytes of unsharded gradients summed over backwards, on one rank: in the wider of the reduce dtype and their own."""
+        itemsize_bytes = max(ITEMSIZE_BYTES[self.gather_dtype], ITEMSIZE_BYTES[self.reduce_dtype])
+        return sum(p.numel for p in self.trainable) * itemsize_bytes
+
+    @property
     def reduced_bytes(self) -> int:
         """Bytes of the reduce-scatter input on one rank, in the reduce dtype."""
         return self.reduced_numel * ITEMSIZE_BYTES[self.reduce_dtype]
@@ -146,9 +152,5 @@ class ModuleTable(BaseModel):
         """
         sizes = {Axis.REPLICATE: replicate, Axis.SHARD: shard}
         axes = {axis: size for axis, size in sizes.items() if size is not None}
-        return cls(
-            modules=tuple(
-                Module(name=f"module_{n}", parameters=(Parameter(name="weight", shape=DEFAULT_SHAPE),), axes=axes)
-                for n in range(num_modules)
-            )
-        )
+        module = Module(name="module", parameters=(Parameter(name="weight", shape=DEFAULT_SHAPE),), axes=axes)
+        return cls(modules=tuple(module.model_copy(update={"name": f"module_{n}"}) for n in range(num_modules)))

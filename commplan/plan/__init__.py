@@ -2,6 +2,7 @@
 
 from commplan.plan.lower import lower
 from commplan.plan.model import (
+    Backwards,
     Buffer,
     BufferKind,
     Hook,
@@ -15,6 +16,7 @@ from commplan.plan.rules import RULES, check, check_growth
 
 __all__ = [
     "RULES",
+    "Backwards",
     "Buffer",
     "BufferKind",
     "Hook",

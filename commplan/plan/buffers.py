@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from commplan.graph.timeline import timeline
 from commplan.language.modules import Module, ModuleTable
-from commplan.ops import ITEMSIZE_BYTES, Kind, OpId, Section
-from commplan.plan.model import Buffer, BufferKind, Hook, OpStep
+from commplan.ops import ITEMSIZE_BYTES, Kind, OpId, Section, When
+from commplan.plan.model import Backwards, Buffer, BufferKind, Hook, OpStep
 from commplan.plan.order import StepOrder
 
 
@@ -23,12 +23,21 @@ class _Group:
     def op(self) -> OpId:
         return self.step.op
 
+    @property
+    def backwards(self) -> Backwards:
+        """Those in which it runs."""
+        return Backwards.EVERY if self.step.when is When.EVERY else Backwards.LAST
+
 
 def buffers(hooks: Sequence[Hook], table: ModuleTable, order: StepOrder) -> tuple[Buffer, ...]:
-    """Every communication buffer of a backward in which everything is reduced, by birth.
+    """Every communication buffer, by birth.
 
     A gradient is kept past its hook until the op that packs it is issued.  What an op reads or writes lives from its issue
     until compute is known to be behind its last reader.  A reduced shard lives until its apply is.
+
+    Where an op is skipped in all backwards but the last, what it would have read outlives them.  Gradients that are not
+    packed are added up in their hook, in one buffer.  A reduced shard that is not all-reduced is a partial sum in the next
+    backward, until the next reduce-scatter has run and both are added on its lane.
     """
     ledger = _Ledger.of(hooks, table, order)
     found = [*ledger.gradients(), *ledger.reductions(), *ledger.parameters()]
@@ -90,7 +99,7 @@ class _Ledger:
         return max(self.order.known[number] for number in group.numbers)
 
     def gradients(self) -> Iterator[Buffer]:
-        """Unsharded gradients that outlive the hook of their module."""
+        """Unsharded gradients that outlive the hook of their module, or the whole backward."""
         for n, module in enumerate(self.completion):
             packed_by = next(
                 (
@@ -100,15 +109,22 @@ class _Ledger:
                 ),
                 None,
             )
-            if packed_by is not None and packed_by.numbers[-1] >= self.hook_end[n]:
-                yield Buffer(BufferKind.GRADIENT, n, n, module.gradient_bytes, self.hook_end[n], packed_by.numbers[-1])
+            if packed_by is None:
+                continue
+            packed = packed_by.numbers[-1]
+            if packed_by.backwards is Backwards.LAST:
+                size_bytes = module.accumulated_gradient_bytes
+                yield Buffer(BufferKind.GRADIENT, n, n, size_bytes, 0, self.num_steps, Backwards.EARLIER)
+                yield Buffer(BufferKind.GRADIENT, n, n, size_bytes, 0, packed, Backwards.LAST)
+            elif packed >= self.hook_end[n]:
+                yield Buffer(BufferKind.GRADIENT, n, n, module.gradient_bytes, self.hook_end[n], packed)
 
     def reductions(self) -> Iterator[Buffer]:
         """Inputs, wire copies and results of reduce-scatters and all-reduces."""
         for group in self.groups(Kind.REDUCE_SCATTER):
             wire_bytes = sum(m.reduced_numel * self.itemsize_bytes(m, group.step) for m in self.members(group))
             yield self.while_running(BufferKind.RS_INPUT, group, wire_bytes)
-            yield self.shard(group)
+            yield from self.shard(group)
             if self.casts(group):
                 sizes = (m.reduced_numel // m.shard_size * self.itemsize_bytes(m, group.step) for m in self.members(group))
                 yield self.while_running(BufferKind.WIRE, group, sum(sizes))
@@ -116,7 +132,7 @@ class _Ledger:
         for group in self.groups(Kind.ALL_REDUCE):
             packs = group.op.first not in scattered
             if packs:
-                yield self.shard(group)
+                yield from self.shard(group)
             if self.casts(group) or (len(group.op.members) > 1 and not packs):
                 sizes = (m.reduced_numel // m.shard_size * self.itemsize_bytes(m, group.step) for m in self.members(group))
                 yield from self.copies(group, sum(sizes))
@@ -153,17 +169,35 @@ class _Ledger:
 
     def while_running(self, kind: BufferKind, group: _Group, size_bytes: int) -> Buffer:
         """A buffer that lives while an op runs, as compute knows it."""
-        return Buffer(kind, group.op.first, group.op.last, size_bytes, group.numbers[0], self.known(group))
+        op = group.op
+        return Buffer(kind, op.first, op.last, size_bytes, group.numbers[0], self.known(group), group.backwards)
 
     def copies(self, group: _Group, size_bytes: int) -> Iterator[Buffer]:
         """A copy for each piece of an op."""
+        op = group.op
+        piece_bytes = -(-size_bytes // len(group.numbers))
         for number in group.numbers:
-            piece_bytes = -(-size_bytes // len(group.numbers))
-            yield Buffer(BufferKind.WIRE, group.op.first, group.op.last, piece_bytes, number, self.order.known[number])
+            freed = self.order.known[number]
+            yield Buffer(BufferKind.WIRE, op.first, op.last, piece_bytes, number, freed, group.backwards)
 
-    def shard(self, group: _Group) -> Buffer:
-        """The result of a reduction, until every member is applied."""
+    def shard(self, group: _Group) -> Iterator[Buffer]:
+        """The result of a reduction, until every member is applied; in backwards without its all-reduce it stays, and is
+        there when the next one begins.
+        """
         applies = self.by_kind[Kind.APPLY]
-        freed = max(self.known(applies[n]) if n in applies else self.num_steps for n in group.op.members)
+        op, born = group.op, group.numbers[0]
+        freed = max(self.known(applies[n]) if n in applies else self.num_steps for n in op.members)
         size_bytes = sum(m.shard_bytes for m in self.members(group))
-        return Buffer(BufferKind.SHARD, group.op.first, group.op.last, size_bytes, group.numbers[0], freed)
+        kept = [n for n in op.members if self.is_kept(n)] if group.backwards is Backwards.EVERY else []
+        if not kept:
+            yield Buffer(BufferKind.SHARD, op.first, op.last, size_bytes, born, freed, group.backwards)
+            return
+        kept_bytes = sum(self.completion[n].shard_bytes for n in kept)
+        yield Buffer(BufferKind.PARTIAL, op.first, op.last, kept_bytes, 0, self.known(group))
+        yield Buffer(BufferKind.SHARD, op.first, op.last, size_bytes, born, self.num_steps, Backwards.EARLIER)
+        yield Buffer(BufferKind.SHARD, op.first, op.last, size_bytes, born, freed, Backwards.LAST)
+
+    def is_kept(self, n: int) -> bool:
+        """Whether the reduced shard of module `n` is all-reduced in the last backward only."""
+        reduced_by = self.by_kind[Kind.ALL_REDUCE].get(n)
+        return reduced_by is not None and reduced_by.backwards is Backwards.LAST

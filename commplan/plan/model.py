@@ -70,25 +70,44 @@ class Hook:
 
 
 class BufferKind(StrEnum):
-    """What a communication buffer holds."""
+    """What a communication buffer holds. A PARTIAL is the reduced shard that an earlier backward left."""
 
     GRADIENT = "gradient"
     RS_INPUT = "rs_input"
     SHARD = "shard"
+    PARTIAL = "partial_sum"
     WIRE = "wire"
     PARAMETER = "parameter"
 
 
-COMMUNICATION: Final = (BufferKind.GRADIENT, BufferKind.RS_INPUT, BufferKind.SHARD, BufferKind.WIRE)
+COMMUNICATION: Final = (
+    BufferKind.GRADIENT,
+    BufferKind.RS_INPUT,
+    BufferKind.SHARD,
+    BufferKind.PARTIAL,
+    BufferKind.WIRE,
+)
 """What counts as communication memory; gathered parameters belong to compute."""
+
+
+class Backwards(StrEnum):
+    """Which backwards of an accumulated step: all alike, those before the last (from the second on, which finds what the
+    first has left), or the last.
+    """
+
+    EVERY = "every"
+    EARLIER = "earlier"
+    LAST = "last"
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Communication memory of modules `first..last`: `size_bytes` on one rank, live from step `born` until after step `freed`.
+    """Communication memory of modules `first..last`: `size_bytes` on one rank, live from step `born` until after step `freed`
+    of `backwards`.
 
     Steps are numbered through the whole plan, hook after hook (`Plan.steps`).  `freed` is the compute-lane step (wait, or op
     on the compute lane) after which compute is known to be behind the last reader; `len(Plan.steps)` is the end of root.
+    Partial sums are born at step 0, or last until the end of root, or both.
     """
 
     kind: BufferKind
@@ -97,6 +116,7 @@ class Buffer:
     size_bytes: int
     born: int
     freed: int
+    backwards: Backwards = Backwards.EVERY
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +138,7 @@ class Plan:
         modules: the table it was compiled for.
         lanes: the lanes in use.
         hooks: every post-backward hook and root, and the pre-backward hooks that hold steps.
-        buffers: communication memory of a backward in which everything is reduced.
+        buffers: communication memory of a backward whose flags let every op run that `when` does.
     """
 
     schedule: str
@@ -144,16 +164,34 @@ class Plan:
         by_step = self.bytes_by_step(*COMMUNICATION)
         return self.hook_of(by_step.index(max(by_step))) if by_step else self.hooks[-1]
 
+    @property
+    def peak_backwards(self) -> Backwards:
+        """The backwards in which `peak_bytes` is reached in `peak_hook`."""
+        earlier, last = (self.bytes_by_step(*COMMUNICATION, backwards=one) for one in (Backwards.EARLIER, Backwards.LAST))
+        by_backwards = list(zip(earlier, last, strict=True))
+        before, after = max(by_backwards, key=max, default=(0, 0))
+        if before == after:
+            return Backwards.EVERY
+        return Backwards.EARLIER if before > after else Backwards.LAST
+
+    @property
+    def partial_sum_bytes(self) -> int:
+        """What stays on one rank from one backward of an accumulated step to the next, in bytes."""
+        return sum(buffer.size_bytes for buffer in self.buffers if buffer.backwards is Backwards.EARLIER)
+
     def peak_bytes_of(self, *kinds: BufferKind) -> int:
         """The most bytes that buffers of `kinds` hold at once on one rank."""
         return max(self.bytes_by_step(*kinds), default=0)
 
-    def bytes_by_step(self, *kinds: BufferKind) -> tuple[int, ...]:
-        """Bytes that buffers of `kinds` hold on one rank, at each step."""
+    def bytes_by_step(self, *kinds: BufferKind, backwards: Backwards = Backwards.EVERY) -> tuple[int, ...]:
+        """Bytes that buffers of `kinds` hold on one rank at each step, in the `backwards` meant; the most of all by default."""
+        if backwards is Backwards.EVERY and any(buffer.backwards is not Backwards.EVERY for buffer in self.buffers):
+            sides = (self.bytes_by_step(*kinds, backwards=one) for one in (Backwards.EARLIER, Backwards.LAST))
+            return tuple(map(max, *sides))
         num_steps = len(self.steps)
         change = [0] * (num_steps + 1)
         for buffer in self.buffers:
-            if buffer.kind in kinds:
+            if buffer.kind in kinds and buffer.backwards in (Backwards.EVERY, backwards):
                 change[buffer.born] += buffer.size_bytes
                 change[min(buffer.freed + 1, num_steps)] -= buffer.size_bytes
         return tuple(accumulate(change))[:num_steps]

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from commplan.errors import CommplanError, PlanError
 from commplan.language import validate_table
 from commplan.ops import Axis, Kind, OpId, Section, When
-from commplan.plan.model import Buffer, BufferKind, Hook, LaneInfo, OpStep, Plan, Step, WaitStep
+from commplan.plan.model import Backwards, Buffer, BufferKind, Hook, LaneInfo, OpStep, Plan, Step, WaitStep
 from commplan.plan.validate import problems
 
 FORMAT: Final = "commplan.plan"
@@ -35,19 +35,22 @@ def to_json(plan: Plan) -> str:
                 {"section": hook.section, "n": hook.n, "module": hook.module, "steps": [_step_json(s) for s in hook.steps]}
                 for hook in plan.hooks
             ],
-            "buffers": [
-                {
-                    "kind": buffer.kind,
-                    "first": buffer.first,
-                    "last": buffer.last,
-                    "size_bytes": buffer.size_bytes,
-                    "born": buffer.born,
-                    "freed": buffer.freed,
-                }
-                for buffer in plan.buffers
-            ],
+            "buffers": [buffer_json(buffer) for buffer in plan.buffers],
         }
     )
+
+
+def buffer_json(buffer: Buffer) -> dict[str, Any]:
+    """A buffer as plain data; that it lives in every backward goes without saying."""
+    data = {
+        "kind": buffer.kind,
+        "first": buffer.first,
+        "last": buffer.last,
+        "size_bytes": buffer.size_bytes,
+        "born": buffer.born,
+        "freed": buffer.freed,
+    }
+    return data if buffer.backwards is Backwards.EVERY else {**data, "backwards": buffer.backwards}
 
 
 def _step_json(step: Step) -> dict[str, Any]:
@@ -195,6 +198,14 @@ def _ops(value: _Value) -> tuple[OpId, ...]:
 
 
 def _buffer(value: _Value) -> Buffer:
-    fields = value.record("kind", "first", "last", "size_bytes", "born", "freed")
-    kind = fields.pop("kind").made(BufferKind, "a kind of buffer")
-    return Buffer(kind, *(field.integer() for field in fields.values()))
+    restricted = isinstance(value.data, dict) and "backwards" in value.data
+    fields = value.record("kind", "first", "last", "size_bytes", "born", "freed", *["backwards"] * restricted)
+    return Buffer(
+        kind=fields["kind"].made(BufferKind, "a kind of buffer"),
+        first=fields["first"].integer(),
+        last=fields["last"].integer(),
+        size_bytes=fields["size_bytes"].integer(),
+        born=fields["born"].integer(),
+        freed=fields["freed"].integer(),
+        backwards=fields["backwards"].made(Backwards, "every, earlier or last") if restricted else Backwards.EVERY,
+    )

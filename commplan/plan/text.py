@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from commplan.ops import Kind, OpId, Section, When
-from commplan.plan.model import BufferKind, Hook, OpStep, Plan, Step
+from commplan.plan.model import Backwards, BufferKind, Hook, OpStep, Plan, Step
 from commplan.plan.order import lane_of
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+_OF: Final = {Backwards.EVERY: "", Backwards.EARLIER: " of a backward before the last", Backwards.LAST: " of the last backward"}
 _MIN_COLUMN: Final = 8
 _INDENT: Final = "  "
 _LEGEND: Final = "<- X: waits for X   (X): named in the schedule, and implied by lanes and earlier waits"
@@ -29,7 +30,7 @@ def text(plan: Plan) -> str:
 
 
 def summary(plan: Plan) -> str:
-    """One line: modules, ops, waits, lanes and peak communication bytes."""
+    """One line: modules, ops, waits, lanes, peak communication bytes, and what of them are partial sums."""
     num_ops = sum(isinstance(step, OpStep) for step in plan.steps)
     num_modules = sum(hook.section is Section.POST_BACKWARD for hook in plan.hooks)
     parts = [
@@ -37,12 +38,19 @@ def summary(plan: Plan) -> str:
         _plural(num_ops, "op"),
         _plural(plan.num_waits, "wait"),
         f"lanes {', '.join(lane.name for lane in plan.lanes)}",
-        f"peak {size(plan.peak_bytes)} of communication memory in {plan.peak_hook}",
+        f"peak {size(plan.peak_bytes)} of communication memory in {moment(plan.peak_hook, plan.peak_backwards)}",
     ]
+    if plan.partial_sum_bytes:
+        parts.append(f"partial sums across microbatches {size(plan.partial_sum_bytes)}")
     parameter_bytes = plan.peak_bytes_of(BufferKind.PARAMETER)
     if parameter_bytes:
         parts.append(f"gathered parameters {size(parameter_bytes)}")
     return "; ".join(parts)
+
+
+def moment(hook: Hook, backwards: Backwards) -> str:
+    """A hook, and of which backward of an accumulated step, if they are not all alike."""
+    return f"{hook}{_OF[backwards]}"
 
 
 def size(size_bytes: int) -> str:
