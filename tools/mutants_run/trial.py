@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from commplan.ops import Axis, Kind, OpId, Section, When
 from commplan.plan import Hook, OpStep, Plan, WaitStep
 from commplan.plan.buffers import buffers
 from commplan.plan.order import step_order
-from mutants_run import oracle, plan_mutants, schedule_mutants
+from commplan.plan.serial import buffer_json
+from mutants_run import buffer_mutants, oracle, plan_mutants, schedule_mutants
 from mutants_run.world import Unit, World
 
 COUNTS = (1, 2, 3, 5)
@@ -90,9 +92,19 @@ def table(world: World) -> ModuleTable:
     return ModuleTable(modules=modules, need_order=world.need)
 
 
+def _read(path: Path) -> dict[str, Any]:
+    return schedule_mutants.normal(YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8-sig")))
+
+
+def meaning(path: Path) -> str:
+    """The schedule in a file without its name, comments and way of writing."""
+    said = {key: value for key, value in sorted(_read(path).items()) if key not in ("name", "summary")}
+    return re.sub(r"<n([+-]0)?>", "n", schedule_mutants.text(said))
+
+
 def try_schedule(path: Path) -> Result:
     """Every mutant of the schedule in a file, and of its plans."""
-    data = schedule_mutants.normal(YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8-sig")))
+    data = _read(path)
     bindings = list(_bindings(data))
     result = Result()
     seen = {schedule_mutants.text(data)}
@@ -196,6 +208,29 @@ def _try_plan(path: Path, params: Mapping[str, int], world: World) -> Result:
                 seen.add(key)
                 verdict = _plan_verdict(_with_buffers(mutant, modules), world)
                 _judge(result, ("plan", operator), [verdict], f"{path.stem}, {operator}:\n{_changes(data, mutant)}")
+    result.add(_try_buffers(data, f"{path.stem} with {world}"))
+    return result
+
+
+def _try_buffers(data: dict[str, Any], name: str) -> Result:
+    """Every mutant of the memory that a plan declares: each that is not what the plan has is wrong, and no oracle is asked."""
+    result = Result()
+    right = json.dumps(data["buffers"])
+    seen = {right}
+    for operator, mutants in buffer_mutants.OPERATORS.items():
+        for mutant in mutants(data):
+            buffer_mutants.settle(mutant)
+            key = json.dumps(mutant["buffers"])
+            if key not in seen:
+                seen.add(key)
+                other = [buffer for buffer in mutant["buffers"] if buffer not in data["buffers"]]
+                verdict = Verdict(name, "it is not what the steps take", _refusal(mutant))
+                _judge(
+                    result,
+                    ("buffers", operator),
+                    [verdict],
+                    f"{operator}: {other or 'the same buffers, not as often or not in order'}",
+                )
     return result
 
 
@@ -208,7 +243,7 @@ def _with_buffers(data: dict[str, Any], modules: ModuleTable) -> dict[str, Any]:
         found = buffers(hooks, modules, step_order(hooks))
     except (KeyError, IndexError, ValueError):
         return data
-    return {**data, "buffers": [asdict(buffer) for buffer in found]}
+    return {**data, "buffers": [buffer_json(buffer) for buffer in found]}
 
 
 def _hook(data: Mapping[str, Any]) -> Hook:
@@ -233,13 +268,17 @@ def _step(data: Mapping[str, Any]) -> OpStep | WaitStep:
     )
 
 
-def _plan_verdict(data: Mapping[str, Any], world: World) -> Verdict:
-    refusal = ""
+def _plan_verdict(data: dict[str, Any], world: World) -> Verdict:
+    return Verdict(str(world), oracle.plan_fault(data, world), _refusal(data))
+
+
+def _refusal(data: dict[str, Any]) -> str:
+    """Why a plan is refused; "" if it is not."""
     try:
         Plan.from_json(json.dumps(data))
     except PlanError as error:
-        refusal = str(error)
-    return Verdict(str(world), oracle.plan_fault(data, world), refusal)
+        return str(error)
+    return ""
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
