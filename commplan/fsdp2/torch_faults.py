@@ -84,8 +84,9 @@ def alterations(group: private.ParamGroup, names: Sequence[str], facts: Sequence
             yield f"parameter {name!r} is in {sharded.dtype} now and was in {fact.orig_dtype}"
         elif sharded.device != group.device and not p.offload_to_cpu:
             yield f"parameter {name!r} is on {sharded.device} now and was on {group.device}"
-        elif tuple(sharded.shape) != fact.shape:
-            yield f"parameter {name!r} has the shape {tuple(sharded.shape)} now and had {fact.shape}"
+        # Over all ranks; `fact` knows the part that one rank of a tensor-parallel group has.
+        elif sharded.shape != p._sharding_spec.shape:
+            yield f"parameter {name!r} has the shape {tuple(sharded.shape)} now and had {tuple(p._sharding_spec.shape)}"
         elif not _is_registered(p):
             yield f"parameter {name!r} was replaced by another object, which FSDP2 does not know"
 
