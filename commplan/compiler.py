@@ -154,20 +154,10 @@ def _findings(
     """
     found: dict[_Key, Violation] = {}
     main = language.bind_params(spec, given)
-    left = graph.MAX_WORK // 2
     for binding, table in _layouts(spec, given, tables):
-        of_interest = list(Severity) if binding == main else [Severity.ERROR]
-        few = graph.with_few_pieces(spec, binding)
-        told = [v for v in _checked(few, table, binding)[0] if v.severity in of_interest]
-        if few is not spec:
-            # Few pieces show whether there is an error; its words, and warnings of sizes, take them all.
-            work = graph.work_of(spec, binding, [len(table)])
-            news = any(_key(violation) not in found for violation in told)
-            if (news and work <= left) or (tables and binding == main and not _has_errors(told)):
-                left -= work
-                told = [v for v in _checked(spec, table, binding)[0] if v.severity in of_interest]
-        for violation in told:
-            found.setdefault(_key(violation), violation)
+        for violation in _checked(spec, table, binding, all_pieces=False)[0]:
+            if binding == main or violation.severity is Severity.ERROR:
+                found.setdefault(_key(violation), violation)
     in_doubt = {violation.span.line for violation in found.values() if violation.code in _DOUBTFUL}
     kept = [v for v in found.values() if v.code != "CP201" or v.span.line not in in_doubt]
     over = [] if memory_cap_bytes is None else _over_cap(spec, main, tables, memory_cap_bytes, ranks)
@@ -191,7 +181,7 @@ def _affordable(spec: ScheduleSpec, given: Mapping[str, int], num_modules: int) 
     """The bindings of params that there is time for with so many modules; the first one in any case."""
     left = graph.MAX_WORK * -(-num_modules // USUAL_MODULES)
     for number, binding in enumerate(bindings(spec, given)):
-        left -= graph.work_of(graph.with_few_pieces(spec, binding), binding, [num_modules])
+        left -= graph.work_of(spec, binding, [num_modules])
         if number and left < 0:
             return
         yield binding
@@ -206,9 +196,8 @@ def module_counts(spec: ScheduleSpec, given: Mapping[str, int]) -> Iterator[tupl
     for number, binding in enumerate(every):
         if number and not left:
             return
-        few = graph.with_few_pieces(spec, binding)
-        counts = graph.enough_module_counts(few, binding, left // (len(every) - number if number else min(2, len(every))))
-        left -= min(left, graph.work_of(few, binding, counts))
+        counts = graph.enough_module_counts(spec, binding, left // (len(every) - number if number else min(2, len(every))))
+        left -= min(left, graph.work_of(spec, binding, counts))
         yield binding, counts
 
 
@@ -263,9 +252,9 @@ def _has_errors(found: Iterable[Violation]) -> bool:
 
 
 def _checked(
-    spec: ScheduleSpec, table: ModuleTable, params: Mapping[str, int]
+    spec: ScheduleSpec, table: ModuleTable, params: Mapping[str, int], *, all_pieces: bool = True
 ) -> tuple[tuple[Violation, ...], graph.ScheduleGraph]:
-    made = graph.build(spec, table, params)
+    made = graph.build(spec, table, params, all_pieces=all_pieces)
     return sort_violations((*language.warnings(spec), *graph.check(made))), made
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Final
-
-import networkx as nx
 
 from commplan.graph import place
 from commplan.graph.clocks import make_clocks
+from commplan.graph.counts import few_pieces
+from commplan.graph.cycles import Cutter
 from commplan.graph.model import (
     Bucket,
     Defects,
     Family,
     LateReference,
     Node,
+    Origin,
     Reason,
     Role,
     ScheduleGraph,
@@ -28,16 +29,14 @@ from commplan.ops import COMPUTE_LANE, TRAITS, Kind, OpId, Section
 
 COMPUTE_FAMILY: Final = TRAITS[Kind.COMPUTE].family
 
-MAX_CYCLES: Final = 50
-"""More cycles than this among the same ops are not listed: the first ones have to be cut anyway."""
 
-
-def build(spec: ScheduleSpec, table: ModuleTable, params: Mapping[str, int]) -> ScheduleGraph:
+def build(spec: ScheduleSpec, table: ModuleTable, params: Mapping[str, int], *, all_pieces: bool = True) -> ScheduleGraph:
     """The graph of `spec` over `table`; `params` binds every param of the schedule.
 
+    Without `all_pieces` it has of each op the first pieces and the last, no more than it takes to find whatever is wrong.
     What can't be taken in as written (a cycle, a reference to a later op, ...) is left aside, in `defects`, for `check`.
     """
-    draft = _Draft(spec, table, params, timeline(table))
+    draft = _Draft(spec, table, params, {} if all_pieces else few_pieces(spec, params), timeline(table))
     draft.place_ops()
     draft.place_waits()
     draft.place_hooks()
@@ -54,10 +53,11 @@ def build(spec: ScheduleSpec, table: ModuleTable, params: Mapping[str, int]) -> 
         params=params,
         timeline=draft.timeline,
         nodes=tuple(draft.nodes),
-        digraph=nx.freeze(draft.digraph),
+        origins=tuple(draft.origins),
+        predecessors=tuple(draft.predecessors),
         order=order,
         rank=tuple(rank),
-        clocks=make_clocks(order, lanes, draft.digraph.pred),
+        clocks=make_clocks(order, lanes, draft.predecessors),
         families=draft.families,
         defects=Defects(tuple(draft.repeated), tuple(draft.unknown()), tuple(draft.late.values()), tuple(draft.cycles)),
     )
@@ -70,22 +70,26 @@ class _Draft:
     spec: ScheduleSpec
     table: ModuleTable
     params: Mapping[str, int]
+    few_pieces: Mapping[int, int]
     timeline: Timeline
     nodes: list[Node] = field(default_factory=list)
-    digraph: nx.DiGraph[int] = field(default_factory=nx.DiGraph)
+    origins: list[Origin] = field(default_factory=lambda: [Origin(reason) for reason in Reason])
+    predecessors: list[dict[int, int]] = field(default_factory=list)
     families: dict[str, Family] = field(default_factory=dict)
-    spots: dict[str, list[place.Spot]] = field(default_factory=dict)
+    need_n: dict[str, list[int]] = field(default_factory=dict)
+    done_n: dict[str, list[int]] = field(default_factory=dict)
     compute: range = range(0)
     hook_nodes: dict[int, int] = field(default_factory=dict)
     all_nodes: dict[str, range] = field(default_factory=dict)
-    waits: list[tuple[int, list[tuple[int, OpRef]]]] = field(default_factory=list)
+    waits: list[tuple[int, int, int]] = field(default_factory=list)
     repeated: list[tuple[OpLine, OpLine]] = field(default_factory=list)
     late: dict[tuple[int, int], LateReference] = field(default_factory=dict)
     cycles: list[tuple[int, ...]] = field(default_factory=list)
 
-    @property
-    def grid(self) -> place.Grid:
-        return place.Grid(self.timeline)
+    def origin(self, reason: Reason, ref: OpRef) -> int:
+        """A number in `origins` for the edges that `ref` asks for."""
+        self.origins.append(Origin(reason, ref))
+        return len(self.origins) - 1
 
     def lines(self) -> Iterator[tuple[Section, int, Line]]:
         """Every line with its section and its number there."""
@@ -111,38 +115,46 @@ class _Draft:
             communicator = "" if line.axis is None else f"{line.axis}@{line.lane}" if line.lane in own else str(line.axis)
             offset = line.ref.index.offset(self.params)
             modules = self.modules(line.kind)
-            spots = [self.grid.spot(section, number, line.kind, n - offset) for n in range(len(modules))]
+            grid = place.Grid(self.timeline)
             by_module: list[Bucket] = []
+            need_n: list[int] = []
+            done_n: list[int] = []
             for members in place.buckets(line, modules, self.params):
-                spot = spots[members[0] if line.kind is Kind.ALL_GATHER else members[-1]]
+                spots = [grid.spot(section, number, line.kind, n - offset) for n in members]
+                need_n += [spot.need_n for spot in spots]
+                done_n += [spot.done_n for spot in spots]
+                spot = spots[0 if line.kind is Kind.ALL_GATHER else -1]
                 left_out = not place.needs(modules[members[0]], line.kind)
                 pieces = 1 if left_out else max(1, line.chunks.resolve(self.params))
                 first_node = len(self.nodes)
                 role = Role.LEFT_OUT if left_out else Role.OP
-                for piece in range(pieces):
+                few = self.few_pieces.get(pieces, pieces)
+                for piece in (*range(few - 1), pieces - 1):
                     op = OpId(name, members[0], members[-1], piece, pieces)
                     self.nodes.append(Node(role, spot.hook, (*spot.key, piece), op, line, line.lane, communicator))
                 bucket = Bucket(members[0], members[-1], left_out, range(first_node, len(self.nodes)))
                 by_module.extend([bucket] * len(members))
             self.families[name] = Family(line, tuple(by_module))
-            self.spots[name] = spots
+            self.need_n[name], self.done_n[name] = need_n, done_n
 
     def place_waits(self) -> None:
         """Make a node for each wait in each hook in which it names an op of an existing module."""
         for section, number, line in self.lines():
             if not isinstance(line, WaitLine):
                 continue
-            wanted: dict[tuple[int, tuple[int, ...]], list[tuple[int, OpRef]]] = {}
+            grid = place.Grid(self.timeline)
+            nodes: dict[tuple[int, tuple[int, ...]], int] = {}
             for ref in line.refs:
                 kind = self.kind_of(ref)
                 if kind is None:
                     continue
+                origin = self.origin(Reason.WAIT, ref)
                 for n, index in self.numbers(section, ref, kind):
-                    spot = self.grid.spot(section, number, kind, n)
-                    wanted.setdefault((spot.hook, spot.key), []).append((index, ref))
-            for (hook, key), refs in wanted.items():
-                self.waits.append((len(self.nodes), refs))
-                self.nodes.append(Node(Role.WAIT, hook, (*key, 0), None, line, COMPUTE_LANE))
+                    spot = grid.spot(section, number, kind, n)
+                    node = nodes.setdefault((spot.hook, spot.key), len(self.nodes))
+                    if node == len(self.nodes):
+                        self.nodes.append(Node(Role.WAIT, spot.hook, (*spot.key, 0), None, line, COMPUTE_LANE))
+                    self.waits.append((node, index, origin))
 
     def kind_of(self, ref: OpRef) -> Kind | None:
         """The kind of the op that `ref` names; None if no line places it."""
@@ -180,21 +192,25 @@ class _Draft:
 
     def link(self) -> None:
         """Add an edge for each written dependency and between the pieces of an op."""
-        self.digraph.add_nodes_from(range(len(self.nodes)))
+        self.predecessors = [{} for _ in self.nodes]
         for name, family in self.families.items():
             for bucket in dict.fromkeys(family.buckets):
                 for earlier, later in zip(bucket.nodes, bucket.nodes[1:], strict=False):
-                    self.digraph.add_edge(earlier, later, reason=Reason.LANE, ref=None)
-            for member, bucket in enumerate(family.buckets):
-                for ref in family.line.after:
-                    kind = self.kind_of(ref)
-                    if kind is not None:
-                        number = self.spots[name][member].n(kind) + ref.index.offset(self.params)
-                        itself = ref.family == name and number == member and not ref.index.every
-                        self.link_op(bucket, ref, self.target(ref, number), itself=itself)
-        for node, refs in self.waits:
-            for number, ref in refs:
-                self.link_pair(self.target(ref, number)[-1], node, ref, Reason.WAIT)
+                    self.predecessors[later][earlier] = _UNWRITTEN[Reason.LANE]
+            for ref in family.line.after:
+                kind = self.kind_of(ref)
+                if kind is None:
+                    continue
+                origin, offset = self.origin(Reason.AFTER, ref), ref.index.offset(self.params)
+                numbers = self.need_n[name] if kind is Kind.ALL_GATHER else self.done_n[name]
+                for member, bucket in enumerate(family.buckets):
+                    number = numbers[member] + offset
+                    itself = ref.family == name and number == member and not ref.index.every
+                    self.link_op(bucket, origin, self.target(ref, number), itself=itself)
+        for node, number, origin in self.waits:
+            awaited = self.origins[origin].ref
+            assert awaited is not None
+            self.link_pair(self.target(awaited, number)[-1], node, origin)
 
     def target(self, ref: OpRef, number: int) -> range:
         """The nodes (the pieces of one op) that `ref` names, for module `number`; empty if there is no such module."""
@@ -205,7 +221,7 @@ class _Draft:
             return found[number].nodes if 0 <= number < len(found) else range(0)
         return self.compute[number : number + 1] if 0 <= number < len(self.compute) else range(0)
 
-    def link_op(self, bucket: Bucket, ref: OpRef, target: range, *, itself: bool) -> None:
+    def link_op(self, bucket: Bucket, origin: int, target: range, *, itself: bool) -> None:
         """Let an op wait for `target`, piece for piece where both have as many. Members of a bucket, other than by naming
         themselves, don't wait for each other.
         """
@@ -213,16 +229,18 @@ class _Draft:
             return
         piecewise = len(target) == len(bucket.nodes)
         for piece, node in enumerate(bucket.nodes):
-            self.link_pair(target[piece] if piecewise else target[-1], node, ref, Reason.AFTER)
+            self.link_pair(target[piece] if piecewise else target[-1], node, origin)
 
-    def link_pair(self, first: int, second: int, ref: OpRef, reason: Reason) -> None:
+    def link_pair(self, first: int, second: int, origin: int) -> None:
         """Add one edge, unless `first` is issued in a later hook."""
         if self.nodes[first].hook > self.nodes[second].hook:
+            ref = self.origins[origin].ref
+            assert ref is not None
             lines = id(self.nodes[second].line), id(ref)
             if lines not in self.late or self.nodes[self.late[lines].node].key[1] < 0:  # a hook before the first: no example
                 self.late[lines] = LateReference(second, first, ref)
-        elif not self.digraph.has_edge(first, second):
-            self.digraph.add_edge(first, second, reason=reason, ref=ref)
+        else:
+            self.predecessors[second].setdefault(first, origin)
 
     def all_node(self, name: str) -> range:
         """The node that is over when all ops of a family are; empty if there are no modules."""
@@ -236,7 +254,7 @@ class _Draft:
             self.all_nodes[name] = range(node, node + 1)
             hook = max(self.nodes[op].hook for op in ops)
             self.nodes.append(Node(Role.ALL, hook, (-1,), None, self.families[name].line))
-            self.digraph.add_edges_from(((op, node) for op in ops), reason=Reason.AFTER, ref=None)
+            self.predecessors.append(dict.fromkeys(ops, _UNWRITTEN[Reason.AFTER]))
         return self.all_nodes[name]
 
     def pieces(self, name: str) -> list[int]:
@@ -246,54 +264,35 @@ class _Draft:
     def sort(self) -> tuple[int, ...]:
         """The order of issue: hook by hook, topological in each, as written where that leaves a choice."""
         keys = [(node.hook, *node.key) for node in self.nodes]
-        try:
-            return tuple(nx.lexicographical_topological_sort(self.digraph, key=keys.__getitem__))
-        except nx.NetworkXUnfeasible:
-            self.cut_cycles(keys)
-            return tuple(nx.lexicographical_topological_sort(self.digraph, key=keys.__getitem__))
-
-    def cut_cycles(self, keys: list[tuple[int, ...]]) -> None:
-        """Note each cycle, one for each set of lines, from its earliest-written member, and take its edges out."""
-        known: set[tuple[int, ...]] = set()
-        components = [sorted(c, key=keys.__getitem__) for c in nx.strongly_connected_components(self.digraph)]
-        loops = [c for c in components if len(c) > 1 or self.digraph.has_edge(c[0], c[0])]
-        for component in sorted(loops, key=lambda c: keys[c[0]]):
-            lines = tuple(id(self.nodes[n].line) for n in component)
-            if lines not in known:
-                known.add(lines)
-                self.cycles.extend(islice(_cycles_of(self.digraph.subgraph(component).copy(), component), MAX_CYCLES))
-            self.digraph.remove_edges_from(list(self.digraph.subgraph(component).edges))
-
-    def first_of_lines(self, numbers: Iterable[int]) -> list[int]:
-        """The first node of each line, and of each line's node for all ops."""
-        found: dict[tuple[int, bool], int] = {}
-        for number in numbers:
-            node = self.nodes[number]
-            found.setdefault((id(node.line), node.role is Role.ALL), number)
-        return list(found.values())
+        written = sorted(range(len(keys)), key=keys.__getitem__)
+        order = _topological(self.predecessors, written)
+        if len(order) < len(written):
+            ordered = set(order)
+            cutter = Cutter(self.predecessors, [(id(node.line), node.role is Role.ALL) for node in self.nodes])
+            cutter.cut([node for node in written if node not in ordered])
+            self.cycles = cutter.cycles
+            order = _topological(self.predecessors, written)
+        return tuple(order)
 
     def chain(self, order: Iterable[int]) -> None:
         """Add the edges that follow from the order: hooks, lanes and communicators."""
         last: dict[str, int] = {}
-        edges: list[tuple[int, int, Reason]] = []
         for number in order:
             node = self.nodes[number]
             if node.role is Role.ALL:
                 continue
+            before = self.predecessors[number]
             on_compute = last.get(COMPUTE_LANE)
             if on_compute is not None:
-                edges.append((on_compute, number, _COMPUTE_REASON[self.nodes[on_compute].role]))
+                before.setdefault(on_compute, _UNWRITTEN[_COMPUTE_REASON[self.nodes[on_compute].role]])
             if node.lane != COMPUTE_LANE and node.lane in last:
-                edges.append((last[node.lane], number, Reason.LANE))
+                before.setdefault(last[node.lane], _UNWRITTEN[Reason.LANE])
             last[node.lane] = number
             if node.communicator:
                 channel = f"communicator {node.communicator}"
                 if channel in last:
-                    edges.append((last[channel], number, Reason.COMMUNICATOR))
+                    before.setdefault(last[channel], _UNWRITTEN[Reason.COMMUNICATOR])
                 last[channel] = number
-        for first, second, reason in edges:
-            if not self.digraph.has_edge(first, second):
-                self.digraph.add_edge(first, second, reason=reason, ref=None)
 
 
 _COMPUTE_REASON: Mapping[Role, Reason] = {
@@ -305,14 +304,37 @@ _COMPUTE_REASON: Mapping[Role, Reason] = {
 }
 
 
-def _cycles_of(graph: nx.DiGraph[int], starts: Iterable[int]) -> Iterator[tuple[int, ...]]:
-    """Cycles of a graph, each the shortest through one of `starts`, cut after it was found. One start for each line is enough:
-    the pieces of an op, and the modules of a line, wait for each other in the same way.
+_UNWRITTEN: Mapping[Reason, int] = {reason: number for number, reason in enumerate(Reason)}
+"""The first of `origins`: of edges that no line asks for by name."""
+
+
+def _topological(predecessors: Sequence[Mapping[int, int]], written: Sequence[int]) -> list[int]:
+    """Every node after its predecessors and, where that leaves a choice, as in `written`; without those that are in a circle
+    or behind one.
     """
-    for start in starts:
-        # To cut a cycle takes an edge into the start away, so the paths that lead out of it stay the shortest.
-        paths = nx.single_source_shortest_path(graph, start)
-        ends = [end for end in graph.predecessors(start) if end in paths]
-        for end in sorted(ends, key=lambda end: (len(paths[end]), paths[end])):
-            graph.remove_edge(end, start)
-            yield tuple(paths[end])
+    # The successors of a node as a chain through numbered edges: a list for each node is work for the garbage collector.
+    last_edge = [-1] * len(written)
+    edges: list[int] = []
+    edge_before: list[int] = []
+    for node, before in enumerate(predecessors):
+        for first in before:
+            edge_before.append(last_edge[first])
+            last_edge[first] = len(edges)
+            edges.append(node)
+    missing = [len(before) for before in predecessors]
+    place = [0] * len(written)
+    for i, node in enumerate(written):
+        place[node] = i
+    ready = [i for i, node in enumerate(written) if not missing[node]]
+    order: list[int] = []
+    while ready:
+        node = written[heapq.heappop(ready)]
+        order.append(node)
+        edge = last_edge[node]
+        while edge >= 0:
+            other = edges[edge]
+            missing[other] -= 1
+            if not missing[other]:
+                heapq.heappush(ready, place[other])
+            edge = edge_before[edge]
+    return order

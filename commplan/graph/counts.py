@@ -19,12 +19,17 @@ Equal modules over both axes are enough, too, `fuse` apart: an op that a module 
 whatever is ordered where all ops run is ordered where some are left out.
 
 Numbers beyond `MAX_MODULES` are left out.
+
+Few pieces of each op are enough as well.  The pieces of an op follow each other on its lane, and each has the same edges as
+the one before it: to the same piece of an op with as many, or to the last piece of one with more or fewer.  Only the first
+and the last have others.  So of many pieces a few show what all of them do, as long as ops that have equally many still do,
+and the rest do not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from typing import Final
@@ -46,6 +51,9 @@ needs, are checked for fewer numbers of modules.
 """
 
 USUAL_LANES: Final = 16
+
+FEW_PIECES: Final = 4
+"""Ops in up to so many pieces are checked as they are."""
 
 
 def enough_module_counts(spec: ScheduleSpec, params: Mapping[str, int], work: int = MAX_WORK) -> tuple[int, ...]:
@@ -70,6 +78,13 @@ def work_of(spec: ScheduleSpec, params: Mapping[str, int], counts: Iterable[int]
     return _Extent.of(spec, params).weight * sum(counts)
 
 
+def few_pieces(spec: ScheduleSpec, params: Mapping[str, int]) -> Mapping[int, int]:
+    """Numbers of pieces in `spec` that are more than it takes -> how many show the same."""
+    lines = [line for section in Section for line in spec.lines(section) if isinstance(line, OpLine)]
+    many = sorted({n for n in (line.chunks.resolve(params) for line in lines) if n > FEW_PIECES})
+    return {n: FEW_PIECES + 1 + place for place, n in enumerate(many)}
+
+
 def landmarks(spec: ScheduleSpec, params: Mapping[str, int]) -> frozenset[int]:
     """Values near which a param may change what a schedule does: every distance in it, give or take one."""
     extent = _Extent.of(spec, params)
@@ -81,7 +96,7 @@ def settled_module_count(spec: ScheduleSpec, params: Mapping[str, int]) -> int |
     long with any larger number. None if it is too large to be tried.
     """
     extent = _Extent.of(spec, params)
-    small = extent.settled <= MAX_MODULES and extent.settled * extent.weight <= MAX_WORK // 4
+    small = extent.settled <= MAX_MODULES and extent.settled * extent.whole_weight <= MAX_WORK // 4
     return extent.settled if small else None
 
 
@@ -94,7 +109,8 @@ class _Extent:
         lengths: modules in a bucket, by line.
         tails: modules left out of buckets at the end.
         lanes: lanes in use, compute included.
-        weight: nodes and edges for each module, about.
+        weight: nodes and edges for each module, about, with few pieces for each op.
+        whole_weight: with all pieces.
     """
 
     distances: frozenset[int]
@@ -102,6 +118,7 @@ class _Extent:
     tails: frozenset[int]
     lanes: int
     weight: int
+    whole_weight: int
 
     @classmethod
     def of(cls, spec: ScheduleSpec, params: Mapping[str, int]) -> _Extent:
@@ -111,8 +128,12 @@ class _Extent:
         lengths = {length for line in lines for length in _bucket_lengths(line, params)}
         tails = {line.fuse.tail.resolve(params) for line in lines if isinstance(line, OpLine) and line.fuse is not None}
         lanes = len({line.lane for line in lines if isinstance(line, OpLine)} | {BUILT_IN_LANES[0]})
-        weight = sum(_weight(line, params) for line in lines) * (1 + lanes // USUAL_LANES)
-        return cls(frozenset(distances), frozenset(lengths), frozenset(tails), lanes, weight)
+        awaited = {ref.family for line in lines for ref in _refs(line) if ref.index.every}
+        few = few_pieces(spec, params)
+        weights = [
+            sum(_weight(line, params, awaited, pieces) for line in lines) * (1 + lanes // USUAL_LANES) for pieces in (few, {})
+        ]
+        return cls(frozenset(distances), frozenset(lengths), frozenset(tails), lanes, *weights)
 
     @property
     def reach(self) -> int:
@@ -137,10 +158,14 @@ def _within_budget(counts: Iterable[int], weight: int, work: int) -> Iterator[in
         yield 1
 
 
-def _weight(line: Line, params: Mapping[str, int]) -> int:
-    """How many nodes and edges `line` makes for each module, about."""
-    refs = _refs(line)
-    return len(refs) * line.chunks.resolve(params) if isinstance(line, OpLine) else 1 + len(refs)
+def _weight(line: Line, params: Mapping[str, int], awaited: Collection[str], few: Mapping[int, int]) -> int:
+    """How many nodes and edges `line` makes for each module, about; all ops of the families in `awaited` have one more edge,
+    to what is over when they all are.
+    """
+    if not isinstance(line, OpLine):
+        return 1 + len(line.refs)
+    num_pieces = line.chunks.resolve(params)
+    return (1 + len(line.after) + (line.ref.family in awaited)) * few.get(num_pieces, num_pieces)
 
 
 def _refs(line: Line) -> tuple[OpRef, ...]:

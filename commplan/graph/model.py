@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-
-import networkx as nx
 
 from commplan.graph.clocks import Clocks
 from commplan.graph.timeline import Timeline
@@ -54,6 +52,14 @@ class Node:
 
     def __str__(self) -> str:
         return str(self.op) if self.op is not None else self.role.value
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where edges come from: why one node waits for another and, if that was written, which reference says so."""
+
+    reason: Reason
+    ref: OpRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,9 @@ class ScheduleGraph:
     """A schedule laid out over a module table.
 
     Attributes:
-        digraph: nodes are numbers into `nodes`; each edge has its `reason` and, if it was written, its `ref`.
+        origins: where edges come from; one for all edges that one reference asks for.
+        predecessors: node number -> the nodes that must be over before it starts, each with a number into `origins`. Large
+            graphs consist of these, and dicts of plain numbers cost the garbage collector nothing.
         order: node numbers in the order of issue.
         rank: node number -> its place in `order`.
         clocks: which nodes are known to be over when another starts.
@@ -118,14 +126,30 @@ class ScheduleGraph:
     params: Mapping[str, int]
     timeline: Timeline
     nodes: tuple[Node, ...]
-    digraph: nx.DiGraph[int]
+    origins: tuple[Origin, ...]
+    predecessors: Sequence[Mapping[int, int]]
     order: tuple[int, ...]
     rank: tuple[int, ...]
     clocks: Clocks
     families: Mapping[str, Family]
     defects: Defects
 
+    def edges(self) -> Iterator[tuple[int, int, Origin]]:
+        """Every edge as (the node that must be over, the node that starts after it, why), by the latter."""
+        for second, before in enumerate(self.predecessors):
+            for first, origin in before.items():
+                yield first, second, self.origins[origin]
+
     def module(self, kind: Kind, n: int) -> Module:
         """The module that number `n` of an op of `kind` means."""
         order = self.timeline.need if kind is Kind.ALL_GATHER else self.timeline.completion
         return self.table.modules[order[n]]
+
+
+def successors(predecessors: Sequence[Iterable[int]]) -> list[list[int]]:
+    """Node -> the nodes that it is a predecessor of."""
+    found: list[list[int]] = [[] for _ in predecessors]
+    for second, before in enumerate(predecessors):
+        for first in before:
+            found[first].append(second)
+    return found

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from commplan.graph.model import Role, ScheduleGraph
+from commplan.graph.model import Role, ScheduleGraph, successors
 from commplan.graph.place import wire_bytes, wire_dtype
 from commplan.language.spec import OpLine
 from commplan.ops import Axis, OpId
@@ -162,7 +162,8 @@ class Run:
         graphs = world.graphs
         self.world = world
         self.in_flight = in_flight
-        self.missing = [[graph.digraph.in_degree(n) for n in range(len(graph.nodes))] for graph in graphs]
+        self.missing = [[len(before) for before in graph.predecessors] for graph in graphs]
+        self.following = [successors(graph.predecessors) for graph in graphs]
         self.over = [[False] * len(graph.nodes) for graph in graphs]
         self.place = [{part.node: i for i, part in enumerate(own)} for own in world.collectives]
         self.issued, self.num_over = [0] * len(graphs), [0] * len(graphs)
@@ -213,7 +214,7 @@ class Run:
     def end(self, rank: int, node: int) -> None:
         """Note that a node is over."""
         self.over[rank][node] = True
-        for following in self.world.graphs[rank].digraph.succ[node]:
+        for following in self.following[rank][node]:
             self.missing[rank][following] -= 1
             if not self.missing[rank][following]:
                 self.ready.append((rank, following))
@@ -251,7 +252,7 @@ class Run:
 
     def blocker(self, rank: int, node: int) -> int:
         """What keeps a node of a rank from starting: something before it, or else an earlier collective that is in flight."""
-        before: list[int] = [n for n in self.world.graphs[rank].digraph.pred[node] if not self.over[rank][n]]
+        before = [n for n in self.world.graphs[rank].predecessors[node] if not self.over[rank][n]]
         if before:
             return before[0]
         own = self.world.collectives[rank][: self.issued[rank]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from commplan.graph.model import Node, Reason, Role, ScheduleGraph
 from commplan.language.spec import OpLine
@@ -15,19 +15,19 @@ from commplan.plan.order import step_order
 def lower(graph: ScheduleGraph) -> Plan:
     """The plan of a graph in which `check` finds no error."""
     after = _after(graph)
-    waits = _waits(graph)
-    steps: dict[int, list[Step]] = {place: [] for place in range(len(graph.timeline.points))}
+    waits = _waits(graph, after)
+    steps: dict[int, list[Step]] = {}
     for number in graph.order:
         node = graph.nodes[number]
         if node.role is Role.WAIT:
             assert node.line is not None
-            steps[node.hook].append(WaitStep(after[number], waits[number], node.line.span))
+            steps.setdefault(node.hook, []).append(WaitStep(after[number], waits[number], node.line.span))
         elif node.role is Role.OP:
-            steps[node.hook].append(_op_step(node, after[number], waits[number]))
+            steps.setdefault(node.hook, []).append(_op_step(node, after[number], waits[number]))
     hooks = tuple(
-        Hook(point.section, point.n, point.module, tuple(steps[place]))
+        Hook(point.section, point.n, point.module, tuple(steps.get(place, ())))
         for place, point in enumerate(graph.timeline.points)
-        if steps[place] or point.section is not Section.PRE_BACKWARD
+        if place in steps or point.section is not Section.PRE_BACKWARD
     )
     return Plan(
         schedule=graph.spec.name,
@@ -66,10 +66,10 @@ def _after(graph: ScheduleGraph) -> dict[int, tuple[OpId, ...]]:
     found: dict[int, tuple[OpId, ...]] = {}
     for number in graph.order:
         asked: dict[int, None] = {}
-        for predecessor, edge in graph.digraph.pred[number].items():
-            if edge["reason"] in (Reason.AFTER, Reason.WAIT) and (
-                edge["ref"] is not None or graph.nodes[number].role is Role.ALL
-            ):
+        for predecessor, place in graph.predecessors[number].items():
+            origin = graph.origins[place]
+            written = origin.ref is not None or graph.nodes[number].role is Role.ALL
+            if written and origin.reason in (Reason.AFTER, Reason.WAIT):
                 asked.update(dict.fromkeys(stands_for[predecessor].values() if predecessor in stands_for else [predecessor]))
         role = graph.nodes[number].role
         if role in (Role.ALL, Role.LEFT_OUT):
@@ -84,8 +84,9 @@ def _after(graph: ScheduleGraph) -> dict[int, tuple[OpId, ...]]:
     return found
 
 
-def _waits(graph: ScheduleGraph) -> dict[int, tuple[OpId, ...]]:
-    """The fewest waits that give each node all it has to wait for, beyond its hook, compute and its lane.
+def _waits(graph: ScheduleGraph, after: Mapping[int, tuple[OpId, ...]]) -> dict[int, tuple[OpId, ...]]:
+    """The fewest waits that give each node all it has to wait for, beyond its hook, compute and its lane; `after` is what it
+    was asked to wait for.
 
     What must be over is one number for each lane, so the candidates are one op for each lane that is not far enough already;
     of these stay the ones that no other candidate implies.
@@ -105,7 +106,8 @@ def _waits(graph: ScheduleGraph) -> dict[int, tuple[OpId, ...]]:
                 clocks.on_lane[place][count - 1] for place, count in enumerate(clocks.start(number)) if count > implied[place]
             ]
             needed = [op for op in missing if not any(other != op and clocks.before(op, other) for other in missing)]
-            found[number] = _names(graph, sorted(needed, key=graph.rank.__getitem__))
+            named = _names(graph, sorted(needed, key=graph.rank.__getitem__))
+            found[number] = after[number] if after[number] == named else named  # most often the same: one object for both
         last[lane] = clocks.end[number]
     return found
 

@@ -43,15 +43,15 @@ def lane_of(step: Step) -> str:
 def step_order(hooks: Iterable[Hook]) -> StepOrder:
     """Happens-before over the steps of `hooks`. Every wait must name an op of an earlier step."""
     lanes: list[str] = []
-    predecessors: list[list[int]] = []
+    predecessors: list[tuple[int, ...]] = []
     node: list[int] = []
     opening: list[int] = []
     last: dict[str, int] = {}
     node_of: dict[OpId, int] = {}
 
     def add(lane: str, waits: Iterable[OpId]) -> int:
-        found = [last[name] for name in dict.fromkeys((COMPUTE_LANE, lane)) if name in last]
-        predecessors.append(found + [node_of[op] for op in waits])
+        before = (last[name] for name in dict.fromkeys((COMPUTE_LANE, lane)) if name in last)
+        predecessors.append((*before, *(node_of[op] for op in waits)))
         lanes.append(lane)
         last[lane] = len(lanes) - 1
         return last[lane]

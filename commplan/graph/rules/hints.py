@@ -14,7 +14,8 @@ from commplan.language.spec import OpLine
 def out_of_order(graph: ScheduleGraph) -> Iterator[Violation]:
     """Lines that stand above a line of their hook that they wait for."""
     known: set[tuple[int, int]] = set()
-    for first, second, ref in graph.digraph.edges(data="ref"):
+    for first, second, origin in graph.edges():
+        ref = origin.ref
         earlier, later = graph.nodes[first], graph.nodes[second]
         if ref is None or not isinstance(earlier.line, OpLine) or later.line is None or not _written_later(earlier, later):
             continue

@@ -19,7 +19,8 @@ def stalls(graph: ScheduleGraph) -> Iterator[Violation]:
     """Waits of compute, and ops on its lane, for a collective that was issued in the same hook, with more compute to come."""
     known: set[tuple[int, int]] = set()
     last_compute = graph.timeline.post[-1] if graph.timeline.post else 0
-    for first, second, ref in graph.digraph.edges(data="ref"):
+    for first, second, origin in graph.edges():
+        ref = origin.ref
         op, waiting = graph.nodes[first], graph.nodes[second]
         pair = (id(op.line), id(waiting.line))
         if ref is None or pair in known or waiting.hook >= last_compute or not _stalls(op, waiting):
@@ -40,19 +41,19 @@ def stalls(graph: ScheduleGraph) -> Iterator[Violation]:
 
 def _stalls(op: Node, waiting: Node) -> bool:
     """Whether compute stands still for the whole length of `op`. Imagined hooks before the first are no fault of the author."""
-    together = op.hook == waiting.hook and op.key[:2] == waiting.key[:2] and op.key[0] == HOOK_LINES
+    together = op.hook == waiting.hook and op.key[:2] == waiting.key[:2] and op.key[0] == HOOK_LINES and op.key[1] >= 0
     is_collective = op.role is Role.OP and isinstance(op.line, OpLine) and op.line.axis is not None
     return together and is_collective and waiting.role in (Role.WAIT, Role.OP) and waiting.lane == COMPUTE_LANE
 
 
 def _later(graph: ScheduleGraph, line: OpLine, waiting: Node, ref: OpRef) -> str:
     if line.kind is Kind.ALL_GATHER:
-        return f"issue it a module ahead: `- {line.ref.family}_<n+1>` with `- wait: {line.ref.family}_n`"
+        return f"write `- {line.ref.family}_<n+1>`, a module ahead, with `- wait: {line.ref.family}_n` below it"
     earlier = f"<n{ref.index.offset(graph.params) - 1:+d}>"
     if isinstance(waiting.line, OpLine):
         family = waiting.line.ref.family
-        return f"let it run while the next module computes: `{family}_{earlier}: {{after: {ref.family}_{earlier}}}`"
-    return f"let it run while the next module computes: `- wait: {ref.family}_{earlier}`"
+        return f"write `{family}_{earlier}: {{after: {ref.family}_{earlier}}}`: then it runs while the next module computes"
+    return f"write `- wait: {ref.family}_{earlier}`: then it runs while the next module computes"
 
 
 def hides_nothing(graph: ScheduleGraph) -> Iterator[Violation]:
@@ -67,8 +68,7 @@ def hides_nothing(graph: ScheduleGraph) -> Iterator[Violation]:
             "CP503",
             f"{line.ref} is issued in root, when all compute is over: nothing hides it",
             line.span,
-            f"place it in post_backward, where the backward of later modules hides it: `- {line.ref.family}_n`, or "
-            f"`- {line.ref.family}_<n-1>` one module later",
+            "move this line to the end of post_backward: there the backward of later modules hides it",
             severity=Severity.WARNING,
         )
 
@@ -86,7 +86,7 @@ def long_tail(graph: ScheduleGraph) -> Iterator[Violation]:
             "CP504",
             f"{graph.nodes[last.nodes[0]].op} starts only when the last gradients are complete: nothing hides a whole bucket",
             line.spans.get("fuse", line.span),
-            "write `tail: 1`, so that the modules before the last are sent while it computes",
+            "add `tail: 1` to `fuse`: then the modules before the last are sent while it computes",
             severity=Severity.WARNING,
         )
 

@@ -46,6 +46,7 @@ class _Load:
     line: OpLine
     bucket: Bucket
     members: tuple[Module, ...]
+    num_pieces: int
     size_bytes: int
 
     @property
@@ -59,11 +60,12 @@ class _Load:
 
 def _loads(graph: ScheduleGraph, family: Family) -> Iterator[_Load]:
     seen: Bucket | None = None
+    num_pieces = family.line.chunks.resolve(graph.params)
     for bucket in family.buckets:
         if bucket is not seen and not bucket.left_out:
             members = tuple(graph.module(family.line.kind, n) for n in range(bucket.first, bucket.last + 1))
             whole_bytes = sum(_larger_side_bytes(module, family.line) for module in members)
-            yield _Load(family.line, bucket, members, -(-whole_bytes // len(bucket.nodes)))
+            yield _Load(family.line, bucket, members, num_pieces, -(-whole_bytes // num_pieces))
         seen = bucket
 
 
@@ -83,7 +85,7 @@ def _remedies(load: _Load) -> Iterator[str]:
             share = max(parameter.padded_numel(module.shard_size) for parameter in parameters)
             share_bytes = share * load.itemsize_bytes // (module.shard_size if load.line.kind is Kind.ALL_REDUCE else 1)
             yield f"give each of its {len(parameters)} parameters a group of its own: at most {share_bytes:,} bytes each"
-    whole_bytes = load.size_bytes * len(load.bucket.nodes)
+    whole_bytes = load.size_bytes * load.num_pieces
     chunks = -(-whole_bytes // most_bytes)
     if chunks <= MAX_CHUNKS:
         yield f"write `chunks: {chunks}`: {-(-whole_bytes // chunks):,} bytes each"
