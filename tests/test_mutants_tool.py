@@ -14,14 +14,14 @@ from ruamel.yaml import YAML
 from commplan import PlanError, ScheduleError, compiler, graph
 from commplan.errors import Severity
 from commplan.language import library, parse
-from commplan.plan import Plan
+from commplan.plan import Plan, validate
 from tests.oracle import Layout, is_right
 from tests.random_schedules import schedules
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 from mutants_run import __main__ as tool
-from mutants_run import oracle, plan_mutants, schedule_mutants, trial, values
+from mutants_run import buffer_mutants, oracle, plan_mutants, schedule_mutants, trial, values
 from mutants_run.world import Unit, World
 
 BOTH = ("replicate", "shard")
@@ -126,6 +126,30 @@ def test_every_operator_makes_mutants_that_differ() -> None:
     assert all(any(json.dumps(m) != shown for m in mutants(plan)) for mutants in plan_mutants.OPERATORS.values())
     assert json.dumps(plan) == shown
     assert set(schedule_mutants.OPERATORS) == set(plan_mutants.OPERATORS)
+
+
+def test_every_operator_on_memory_makes_mutants_that_differ_and_none_is_let_in() -> None:
+    text = (
+        library.find("pipelined_allreduce").read_text().replace("{after: RS_<n-1>}", "{after: RS_<n-1>, when: last_backward}")
+    )
+    plan = json.loads(compiler.compile(text, 3).to_json())
+    shown = json.dumps(plan)
+    for name, mutants in buffer_mutants.OPERATORS.items():
+        found = [mutant for mutant in mutants(plan) if mutant["buffers"] != plan["buffers"]]
+        assert len(found) >= 10, name
+        for mutant in found:
+            with pytest.raises(PlanError, match="buffer"):
+                Plan.from_json(json.dumps(mutant))
+    assert json.dumps(plan) == shown
+
+
+@pytest.mark.usefixtures("small")
+def test_a_plan_that_declares_any_memory_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(validate._Order, "memory", lambda check: iter(()))
+    assert tool.main(["least", "--jobs", "1"]) == 1
+    assert "buffers, wrong but accepted, with" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -85,13 +85,53 @@ def test_a_cap_is_for_params_as_they_will_be() -> None:
     assert [violation.code for violation in over] == ["CP401"]
 
 
+# Partial sums.
+
+
+def skipping(name: str, *families: str) -> str:
+    """A schedule of the library that runs these ops in the last backward only."""
+    return re.sub(rf"({'|'.join(families)})_(\S+):( +){{", r"\1_\2:\3{when: last_backward, ", LIBRARY[name])
+
+
+@pytest.mark.parametrize("families", [("AR",), ("RS", "AR")])
+@pytest.mark.parametrize("name", library.names())
+def test_a_finding_about_partial_sums_tells_how_to_get_rid_of_them(name: str, families: tuple[str, ...]) -> None:
+    modules = table(24, 34 * MB)
+    text = skipping(name, *families)
+    plan = commplan.compile(text, modules)
+    kept_bytes = (34 if families == ("AR",) else 68) * 24 * MB
+    assert plan.partial_sum_bytes == kept_bytes
+    assert plan.peak_bytes > kept_bytes
+    finding = found(text, modules, kept_bytes)["CP401"]
+    skipped = families[0]
+    assert f"take `when: last_backward` away from {skipped}: " in finding.hint
+    assert text.splitlines()[finding.span.line - 1].strip().startswith(f"- {skipped}_")
+    parts = {"AR": "partial sum|reduced shard", "RS": "24 unsharded gradients"}[skipped]
+    assert re.search(parts, finding.message)
+    backwards = {"every": "", "earlier": " of a backward before the last", "last": " of the last backward"}
+    assert f"peaks in {plan.peak_hook}{backwards[plan.peak_backwards]} at" in finding.message
+    followed = commplan.compile(skipping(name, *families[1:]) if families[1:] else LIBRARY[name], modules)
+    assert followed.partial_sum_bytes < kept_bytes
+
+
+@pytest.mark.parametrize("name", library.names())
+def test_partial_sums_grow_with_the_model(name: str) -> None:
+    shards, whole = skipping(name, "AR"), skipping(name, "RS", "AR")
+    assert "CP402" not in found(shards, None)
+    assert "CP402" in found(shards, 3, 2**40)
+    for modules, cap_bytes in ((None, None), (3, 2**40)):
+        finding = found(whole, modules, cap_bytes)["CP402"]
+        assert "unsharded gradient is kept from one backward to the next" in finding.message
+        assert "take `when: last_backward` away from RS" in finding.hint
+
+
 @given(schedules(), st.integers(1, 6))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 def test_a_peak_taken_apart_is_the_whole_of_it(text: str, num_modules: int) -> None:
     plan = compiled(text, num_modules)
     top = peak(plan)
     assert sum(share.size_bytes for share in top.shares) == top.size_bytes == plan.peak_bytes
-    assert str(top.hook) == str(plan.peak_hook)
+    assert (str(top.hook), top.backwards) == (str(plan.peak_hook), plan.peak_backwards)
 
 
 # Growth.
