@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 from commplan.errors import CommplanError, PlanError
 from commplan.language import validate_table
+from commplan.language.source import shown
 from commplan.ops import Axis, Kind, OpId, Section, When
 from commplan.plan.model import Backwards, Buffer, BufferKind, Hook, LaneInfo, OpStep, Plan, Step, WaitStep
 from commplan.plan.validate import problems
@@ -142,8 +143,11 @@ class _Value:
 
 
 def _plan(value: _Value) -> Plan:
-    if not isinstance(value.data, dict) or value.data.get("format") != FORMAT or value.data.get("version") != VERSION:
-        raise PlanError([f"it has no `format` {FORMAT} of `version` {VERSION}"])
+    if not isinstance(value.data, dict) or value.data.get("format") != FORMAT:
+        raise PlanError([f"it has no `format` {FORMAT}"])
+    if value.data.get("version") != VERSION:
+        written = shown(str(value.data.get("version", "none")))
+        raise PlanError([f"it has the `version` {written}, and only {VERSION} is read: compile its schedule again"])
     fields = value.record("format", "version", "schedule", "params", "modules", "lanes", "hooks", "buffers")
     params = fields["params"]
     if not isinstance(params.data, dict):

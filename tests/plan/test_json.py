@@ -101,7 +101,7 @@ def test_digests_do_not_depend_on_the_order_of_sets() -> None:
         ("[" * 100_000, "not"),
         ("[]", "format"),
         ("{}", "format"),
-        ('{"format": "commplan.plan", "version": 2}', "version"),
+        ('{"format": "commplan.plan", "version": 2}', "it has the `version` '2', and only 1 is read"),
         ('{"format": "commplan.plan", "version": 1}', "'schedule' is missing"),
     ],
 )
