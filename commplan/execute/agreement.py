@@ -16,6 +16,8 @@ from torch.distributed.distributed_c10d import Store
 from commplan.errors import RankMismatchError
 from commplan.execute.ranks import listed
 
+AGREED = "agreed"
+
 REFUSED = "refused"
 """Key of a record by which a rank says why it will not go on."""
 
@@ -37,26 +39,33 @@ def agree(store: Store, ranks: Sequence[int], rank: int, record: Mapping[str, st
             that did not come.
     """
     scope = "commplan/" + hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:12]
-    turn = store.add(f"{scope}/turn/{rank}", 1)
-    keys = {r: f"{scope}/{turn}/{r}" for r in ranks}
+    name = f"{scope}/{store.add(f'{scope}/turn/{rank}', 1)}"
+    # The others gave this rank up: it takes part in their next attempt.
+    while store.check([f"{name}/outcome"]):
+        name = f"{scope}/{store.add(f'{scope}/turn/{rank}', 1)}"
+    keys = {r: f"{name}/{r}" for r in ranks}
     store.set(keys[rank], json.dumps(record))
     if REFUSED in record:
-        return f"{scope}/{turn}"
+        return name
+    outcome = AGREED
     try:
         store.wait(list(keys.values()), timedelta(seconds=timeout_s))
-    except RuntimeError as error:
+    except RuntimeError:
         missing = [r for r in ranks if not store.check([keys[r]])]
-        # One that comes later must not take the others for present.
-        store.set(keys[rank], json.dumps({REFUSED: f"it gave up waiting for rank(s) {listed(missing)}"}))
-        raise RankMismatchError(
+        outcome = (
             f"rank(s) {listed(missing)} did not attach within {timeout_s:g} s; "
             "every rank has to call attach, as often as the others"
-        ) from error
-    records = {r: json.loads(store.get(keys[r])) for r in ranks}
-    problem = difference(records)
-    if problem:
-        raise RankMismatchError(problem)
-    return f"{scope}/{turn}"
+        )
+    if outcome == AGREED:
+        records = {r: json.loads(store.get(keys[r])) for r in ranks}
+        problem = difference(records)
+        if problem:
+            raise RankMismatchError(problem)
+    # Whoever is first decides for all: a rank that gives up must not leave others that go on.
+    outcome = store.compare_set(f"{name}/outcome", "", outcome).decode()
+    if outcome != AGREED:
+        raise RankMismatchError(outcome)
+    return name
 
 
 def difference(records: Mapping[int, Mapping[str, str]]) -> str:

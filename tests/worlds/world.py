@@ -14,7 +14,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -118,6 +118,30 @@ class World:
         if failed:
             raise CaseError("\n".join(f"--- rank {rank}\n{text}" for rank, text in sorted(failed.items())))
         return [answers[rank][1] for rank in range(self.size)]
+
+    def run_with_victims(self, case: Callable[..., Any], victims: Sequence[int], **arguments: Any) -> dict[int, Any]:
+        """Run a case in which `victims` are killed or stopped; what each of the others returned. Closes the world."""
+        for pipe in self._pipes:
+            pipe.send((case, arguments))
+        answers: dict[int, tuple[bool, Any]] = {}
+        try:
+            for rank in sorted(set(range(self.size)) - set(victims)):
+                if not self._pipes[rank].poll(CASE_TIMEOUT_S):
+                    self._dump_stacks()
+                    raise WorldDiedError(f"{case.__name__}: rank {rank} did not answer")
+                try:
+                    answers[rank] = self._pipes[rank].recv()
+                except EOFError:
+                    raise WorldDiedError(f"{case.__name__}: rank {rank}, which is no victim, died") from None
+        finally:
+            # Not asked to end: a victim may be stopped, and the others' groups are broken.
+            for process in self._processes:
+                process.kill()
+            self.close()
+        failed = {rank: text for rank, (is_right, text) in answers.items() if not is_right}
+        if failed:
+            raise CaseError("\n".join(f"--- rank {rank}\n{text}" for rank, text in sorted(failed.items())))
+        return {rank: answer for rank, (_, answer) in answers.items()}
 
     def _dump_stacks(self) -> None:
         """Let every process print where its threads are: the only trace of a hang."""

@@ -1,0 +1,80 @@
+"""Ranks that come late, or not at all, to the comparison before attach: all go on, or none; and they can try again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch.distributed as dist
+
+from commplan.errors import RankMismatchError
+from commplan.execute.agreement import REFUSED, agree
+
+RANKS = (0, 1, 2)
+LONG_S = 60.0
+SHORT_S = 0.2
+
+
+def together(calls: Mapping[int, Callable[[], str]]) -> dict[int, str]:
+    """Run each rank's call on a thread: what it returned, or the message of its error."""
+    found: dict[int, str] = {}
+
+    def run(rank: int) -> None:
+        try:
+            found[rank] = calls[rank]()
+        except RankMismatchError as error:
+            found[rank] = f"error: {error}"
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+    return found
+
+
+def attempt(store: dist.Store, rank: int, timeout_s: float = LONG_S, **record: str) -> Callable[[], str]:
+    return lambda: agree(store, RANKS, rank, record, timeout_s)
+
+
+def test_each_agreement_has_a_name_of_its_own() -> None:
+    store = dist.HashStore()
+    names = [together({rank: attempt(store, rank) for rank in RANKS}) for _ in range(3)]
+    assert all(len(set(of_turn.values())) == 1 for of_turn in names)
+    assert len({of_turn[0] for of_turn in names}) == 3
+
+
+@pytest.mark.parametrize("num_missed", [1, 3])
+def test_a_rank_that_came_too_late_is_in_step_at_the_next_attempt(num_missed: int) -> None:
+    store = dist.HashStore()
+    for _ in range(num_missed):
+        found = together({rank: attempt(store, rank, SHORT_S) for rank in (0, 1)})
+        assert all("rank(s) 2 did not attach within 0.2 s" in message for message in found.values())
+    found = together({rank: attempt(store, rank) for rank in RANKS})
+    assert len(set(found.values())) == 1
+    assert not found[0].startswith("error")
+
+
+def test_a_late_rank_never_attaches_alone() -> None:
+    """Whenever the last rank comes, be it at the very end of the others' patience: all have one outcome."""
+    for delay_s in (0.0, 0.19, 0.195, 0.2, 0.205, 0.21, 0.4):
+        store = dist.HashStore()
+
+        def late(delay_s: float = delay_s, store: dist.Store = store) -> str:
+            time.sleep(delay_s)
+            return agree(store, RANKS, 2, {}, 1.0)
+
+        found = together({0: attempt(store, 0, SHORT_S), 1: attempt(store, 1, SHORT_S), 2: late})
+        assert len({message.startswith("error") for message in found.values()}) == 1, found
+
+
+def test_a_refusal_is_told_without_waiting() -> None:
+    store = dist.HashStore()
+    agree(store, RANKS, 1, {REFUSED: "no schedule"}, LONG_S)
+    found = together({rank: attempt(store, rank) for rank in (0, 2)})
+    assert all("rank 1 says: no schedule" in message for message in found.values())
+    found = together({rank: attempt(store, rank) for rank in RANKS})
+    assert len(set(found.values())) == 1
+    assert not found[0].startswith("error")
