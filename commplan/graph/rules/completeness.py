@@ -31,7 +31,8 @@ def never_reduced(graph: ScheduleGraph) -> Iterator[Violation]:
             f"the gradients of module {first} ({graph.module(Kind.COMPUTE, first).name}) are never reduced over the {axis} "
             f"axis: no line places {_article(kind)}",
             readers[0].span if readers else graph.spec.name_span,
-            f"place `- {family}_n: {{after: {'compute_n' if kind is Kind.REDUCE_SCATTER else 'RS_n'}}}` in post_backward",
+            f"place `- {family}_n: {{after: {'compute_n' if kind is Kind.REDUCE_SCATTER else 'RS_n'}}}` in post_backward"
+            + (f", and let {readers[0].ref.family} wait for it" if readers else ""),
         )
 
 
@@ -88,7 +89,7 @@ def _where(section: Section, line: OpLine) -> str:
     if line.kind is Kind.ALL_GATHER:
         return f"place {family}_<n+1> in pre_backward, with `- wait: {family}_n` below it"
     if section is Section.POST_BACKWARD:
-        return f"write {family}_n, or name an earlier module"
+        return f"write {family}_n, and n in its `after` too, or name an earlier module"
     if index.distance.param is not None and index.sign < 0:
         return f"write `min: 1` for {index.distance.param} in `params`"
     return f"write {family}_<n-1>, or place {family}_n in post_backward"

@@ -51,7 +51,7 @@ def early_reads(graph: ScheduleGraph) -> Iterator[Violation]:
                 "CP202",
                 f"{writer.op} is issued in {hook_name(graph, writer)}, after the backward of {_owner(graph, writer)} has begun",
                 writer.line.span,
-                f"place {writer.line.ref.family}_n in pre_backward, with `- wait: {writer.line.ref.family}_n` below it",
+                f"place {writer.line.ref.family}_<n+1> in pre_backward, with `- wait: {writer.line.ref.family}_n` below it",
             )
             continue
         assert isinstance(reader.line, OpLine)
@@ -109,7 +109,8 @@ def reads_of_skipped(graph: ScheduleGraph) -> Iterator[Violation]:
         f"{second.line.ref} runs in every backward, {first.line.ref.family} only in the last: in the others there is nothing "
         "to all-reduce",
         second.line.span,
-        f"write `when: {When.LAST_BACKWARD}` on {second.line.ref} too, or move it there",
+        f"move `when: {When.LAST_BACKWARD}` to {second.line.ref}, or write it there too; then whole gradients are kept between "
+        "backwards",
         related=(Related(f"{first.line.ref.family} is skipped here", _when_span(first.line)),),
     )
 
@@ -200,7 +201,7 @@ version: 1
 name: nothing_to_reduce
 post_backward:
   - wait: RS_<n-1>
-  - RS_n: {after: compute_n, when: last_backward}
+  - RS_n: {after: compute_n}
   - AR_n: {after: RS_n, when: last_backward}
 root:
   - apply_n: {after: AR_n}

@@ -116,7 +116,7 @@ def _of_bucket(late: LateReference, graph: ScheduleGraph, op: OpId) -> str:
     line, target, ref = graph.nodes[late.node].line, graph.nodes[late.target].line, late.ref
     assert isinstance(target, OpLine)
     why = f"{op} runs in the hook of its last member"
-    if isinstance(line, OpLine) and line.fuse is None and _reads(line, ref, graph.nodes[late.target], graph):
+    if isinstance(line, OpLine) and _reads(line, ref, graph.nodes[late.target], graph):
         other = "move this line to root" if line.kind is Kind.APPLY else f"give {line.ref} the same `fuse`"
         return f"{why}: {other}, or take `fuse` away from {target.ref}"
     if ref.index.every or ref.index.distance.param is not None:
@@ -149,7 +149,9 @@ def unknown_references(graph: ScheduleGraph) -> Iterator[Violation]:
             close += difflib.get_close_matches(ref.family, known, n=1, cutoff=0.5 if len(ref.family) <= _SHORT_CHARS else 0.7)
         hint = f"did you mean {close[0]}_{ref.index}?" if close else ""
         if not hint and ref.family == "AG":
-            hint = "without AG in the file FSDP2 gathers parameters by itself: take this away, or place AG_n in pre_backward"
+            hint = (
+                "without AG in the file FSDP2 gathers parameters by itself: take this away, or place AG_<n+1> in pre_backward"
+            )
         elif not hint:
             hint = (
                 f"place it, as in `- {ref.family}_n`, or take this away"
