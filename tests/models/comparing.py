@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,6 +51,46 @@ def step_and_zero(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.zero_grad()
 
 
+def adamw(model: nn.Module, **kwargs: Any) -> torch.optim.Optimizer:
+    """AdamW over every parameter, frozen ones included."""
+    return torch.optim.AdamW(model.parameters(), lr=0.01, **kwargs)
+
+
+def clip_then_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """Returns the total norm, which is beyond what it is clipped to."""
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    assert norm.full_tensor() > 0.05
+    step_and_zero(model, optimizer)
+    return norm.full_tensor()
+
+
+def on_input(model: nn.Module, rank: int, number: int) -> torch.Tensor:
+    """One backward, through an input that needs a gradient, as hidden states do."""
+    return on_plain_input(model, rank, number, needs_gradient=True)
+
+
+def on_plain_input(model: nn.Module, rank: int, number: int, *, needs_gradient: bool = False) -> torch.Tensor:
+    """One backward, through an input that needs none."""
+    loss = model(seeded(rank, number, 3, 4).requires_grad_(needs_gradient)).float().pow(2).sum()
+    loss.backward()
+    return loss
+
+
+def accumulated(
+    model: nn.Module, rank: int, number: int, *, flag: str = "all_reduce", backward: Callable[..., Any] = on_input
+) -> None:
+    """Three microbatches, of which only the last has the flag."""
+    for i in range(3):
+        if hasattr(model, "set_requires_all_reduce"):
+            parity.set_flags(model, {flag: i == 2})
+        backward(model, rank, 3 * number + i)
+
+
+def whole_model(model: nn.Module) -> Sequence[nn.Module]:
+    """A schedule is attached to the model as such."""
+    return [model]
+
+
 @dataclass(frozen=True)
 class Case:
     """A model and how it is trained.
@@ -60,8 +101,9 @@ class Case:
         shard: applies FSDP2, and whatever else is done to the model.
         optimizer: makes it, from the sharded model.
         update: what follows backward: (model, optimizer).
+        parts: what schedules are attached to, each by itself.
         stock_is_right: False where FSDP2 raises or is wrong, so that only the reference decides.
-        reference: "backward" of the unsharded model where that differs; None if no unsharded model stands for this one.
+        has_reference: whether the unsharded model computes the same, but for rounding in the last bits.
         tolerance: of the reference's gradients, absolute.
     """
 
@@ -70,6 +112,7 @@ class Case:
     shard: Callable[[nn.Module, Rank], nn.Module] = shard_blocks
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = momentum
     update: Callable[[nn.Module, torch.optim.Optimizer], Any] = step_and_zero
+    parts: Callable[[nn.Module], Sequence[nn.Module]] = whole_model
     num_steps: int = 3
     stock_is_right: bool = True
     has_reference: bool = True
@@ -125,11 +168,15 @@ def compare(here: Rank, case: Case, variants: Sequence[tuple[str, dict[str, int]
 
     for schedule, params, options in variants:
         model = case.fresh(here)
-        with commplan.attach(model, schedule, options=options, **params) as attachment:
+        with ExitStack() as attached:
+            attachments = [
+                attached.enter_context(commplan.attach(part, schedule, options=options, **params)) for part in case.parts(model)
+            ]
             found = list(train(case, model, here, check))
-            report = attachment.last_backward
-            assert report is not None
-            assert report.peak_bytes <= report.declared_peak_bytes, schedule
+            for attachment in attachments:
+                report = attachment.last_backward
+                assert report is not None
+                assert report.peak_bytes <= report.declared_peak_bytes, schedule
         for number, (mine, stock) in enumerate(zip(found, expected, strict=case.stock_is_right)):
             parity.assert_equal(mine, stock, f"{schedule}, step {number // 2}")
 

@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tests.models.comparing import Case, compare, fully_sharded, seeded
+from tests.models.comparing import Case, compare, fully_sharded, on_input
 from tests.worlds import models
 from tests.worlds.world import Rank, Worlds
 
@@ -107,12 +107,6 @@ class Segments(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return checkpoint_sequential(self.b, 2, x, use_reentrant=self.use_reentrant)
-
-
-def on_input(model: nn.Module, rank: int, number: int) -> torch.Tensor:
-    loss = model(seeded(rank, number, 3, 4).requires_grad_()).float().pow(2).sum()
-    loss.backward()
-    return loss
 
 
 SHARDINGS = (around, inside, wrapped, wrapped_after, units_inside)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import commplan
-from tests.models.comparing import Case, compare, fully_sharded, seeded
+from tests.models.comparing import Case, adamw, compare, fully_sharded, on_plain_input
 from tests.worlds import models, parity
 from tests.worlds.world import Rank, Worlds
 
@@ -41,11 +41,6 @@ class Lora(nn.Module):
         return self.head(x)
 
 
-def on_input(model: nn.Module, rank: int, number: int) -> None:
-    """The input needs no gradient, so frozen units at the front see nothing of backward."""
-    model(seeded(rank, number, 3, 4)).pow(2).sum().backward()
-
-
 def embedding_too(model: nn.Module, here: Rank) -> nn.Module:
     """Units of which nothing is trained: embedding, head, and the frozen half of each block."""
     for block in model.b:
@@ -64,7 +59,7 @@ def thawing(model: nn.Module, rank: int, number: int) -> None:
     """Block by block, from the last to the first, as in gradual unfreezing."""
     for i, block in enumerate(model.b):
         block.requires_grad_(i >= 2 - number)
-    on_input(model, rank, number)
+    on_plain_input(model, rank, number)
 
 
 def half_thawing(model: nn.Module, rank: int, number: int) -> None:
@@ -72,7 +67,7 @@ def half_thawing(model: nn.Module, rank: int, number: int) -> None:
     for i, block in enumerate(model.b):
         block.base.requires_grad_(number == 1 or (number == 2 and i == 1))
         block.down.requires_grad_(number != 2)
-    on_input(model, rank, number)
+    on_plain_input(model, rank, number)
 
 
 def first_accumulated(model: nn.Module, rank: int, number: int) -> None:
@@ -81,23 +76,18 @@ def first_accumulated(model: nn.Module, rank: int, number: int) -> None:
         if hasattr(model, "set_requires_all_reduce"):
             parity.set_flags(model, {"sync": i == 1})
         model.b[1].requires_grad_(i == 1)
-        on_input(model, rank, 2 * number + i)
-
-
-def every_parameter(model: nn.Module) -> torch.optim.Optimizer:
-    """Frozen ones included: they have no gradient until they are thawed."""
-    return torch.optim.AdamW(model.parameters(), lr=0.01)
+        on_plain_input(model, rank, 2 * number + i)
 
 
 CASES = {
-    "LoRA": Case(Lora, on_input, optimizer=every_parameter),
-    "LoRA, frozen units": Case(Lora, on_input, embedding_too, optimizer=every_parameter),
-    "first block frozen": Case(lambda: frozen_block(0), on_input),
-    "middle block frozen": Case(lambda: frozen_block(1), on_input),
-    "last block frozen": Case(lambda: frozen_block(2), on_input),
-    "thawing blocks": Case(models.Net, thawing, optimizer=every_parameter),
-    "thawing within groups": Case(Lora, half_thawing, optimizer=every_parameter),
-    "thawing between microbatches": Case(models.Net, first_accumulated, optimizer=every_parameter),
+    "LoRA": Case(Lora, on_plain_input, optimizer=adamw),
+    "LoRA, frozen units": Case(Lora, on_plain_input, embedding_too, optimizer=adamw),
+    "first block frozen": Case(lambda: frozen_block(0), on_plain_input),
+    "middle block frozen": Case(lambda: frozen_block(1), on_plain_input),
+    "last block frozen": Case(lambda: frozen_block(2), on_plain_input),
+    "thawing blocks": Case(models.Net, thawing, optimizer=adamw),
+    "thawing within groups": Case(Lora, half_thawing, optimizer=adamw),
+    "thawing between microbatches": Case(models.Net, first_accumulated, optimizer=adamw),
 }
 
 

@@ -12,15 +12,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.tensor import distribute_tensor
 
 import commplan
-from tests.models.comparing import VARIANTS, Case, compare, seeded, train
+from tests.models.comparing import VARIANTS, Case, compare, on_input, seeded, train
 from tests.worlds import models, parity
 from tests.worlds.world import Rank, Worlds
-
-
-def on_input(model: nn.Module, rank: int, number: int) -> torch.Tensor:
-    loss = model(seeded(rank, number, 3, 4).requires_grad_()).float().pow(2).sum()
-    loss.backward()
-    return loss
 
 
 def on_meta(here: Rank) -> nn.Module:

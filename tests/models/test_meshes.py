@@ -14,25 +14,9 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import commplan
-from tests.models.comparing import Case, compare, mesh_of, seeded, train
+from tests.models.comparing import Case, accumulated, compare, mesh_of, on_input, on_plain_input, train
 from tests.worlds import models, parity, reference
 from tests.worlds.world import Rank, Worlds
-
-
-def on_input(model: nn.Module, rank: int, number: int) -> None:
-    model(seeded(rank, number, 3, 4).requires_grad_()).pow(2).sum().backward()
-
-
-def on_plain_input(model: nn.Module, rank: int, number: int) -> None:
-    model(seeded(rank, number, 3, 4)).pow(2).sum().backward()
-
-
-def accumulated(model: nn.Module, rank: int, number: int) -> None:
-    """Three microbatches; only the last is all-reduced."""
-    for i in range(3):
-        if hasattr(model, "set_requires_all_reduce"):
-            parity.set_flags(model, {"all_reduce": i == 2})
-        on_input(model, rank, 3 * number + i)
 
 
 def mixed(model: nn.Module, here: Rank) -> nn.Module:

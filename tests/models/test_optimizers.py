@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from tests.models.comparing import Case, Trace, compare, local, seeded, step_and_zero
-from tests.worlds import models, parity
+from tests.models.comparing import (
+    Case,
+    Trace,
+    accumulated,
+    adamw,
+    clip_then_step,
+    compare,
+    local,
+    on_input,
+    seeded,
+    step_and_zero,
+)
+from tests.worlds import models
 from tests.worlds.world import Rank, Worlds
-
-
-def on_input(model: nn.Module, rank: int, number: int) -> torch.Tensor:
-    loss = model(seeded(rank, number, 3, 4).requires_grad_()).float().pow(2).sum()
-    loss.backward()
-    return loss
-
-
-def accumulated(model: nn.Module, rank: int, number: int, *, flag: str) -> None:
-    for i in range(3):
-        if hasattr(model, "set_requires_all_reduce"):
-            parity.set_flags(model, {flag: i == 2})
-        on_input(model, rank, 3 * number + i)
-
-
-def adamw(model: nn.Module, **kwargs: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=0.01, **kwargs)
-
-
-def clip_then_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-    assert norm.full_tensor() > 0.05
-    step_and_zero(model, optimizer)
-    return norm.full_tensor()
 
 
 def zeros_stay(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

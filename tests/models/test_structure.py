@@ -8,16 +8,9 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
-from tests.models.comparing import Case, compare, fully_sharded, seeded
+from tests.models.comparing import Case, compare, fully_sharded, on_input, seeded
 from tests.worlds import models
 from tests.worlds.world import Rank, Worlds
-
-
-def on_input(model: nn.Module, rank: int, number: int) -> torch.Tensor:
-    """One backward, through an input that needs a gradient as hidden states do."""
-    loss = model(seeded(rank, number, 3, 4).requires_grad_()).pow(2).sum()
-    loss.backward()
-    return loss
 
 
 class Around(nn.Module):
