@@ -153,9 +153,19 @@ def param_groups(state: Any) -> list[Any]:
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
+def has_groups_over_several_meshes() -> bool:
+    """Whether `shard_placement_fn` may send parameters of one module to different meshes, which it may since 2.12."""
+    return hasattr(importlib.import_module(f"{FSDP2}._fsdp_common"), "ShardPlacementResult")
+
+
+def remembers_ties() -> bool:
+    """Whether FSDP2 still knows after sharding which parameters were tied, which it does since 2.12."""
+    return hasattr(importlib.import_module(f"{FSDP2}._fsdp_param"), "_get_orig_param_uid")
+
+
 def origin(param: Any) -> int:
-    """A number that tells which parameter this was before sharding. Up to 2.11 FSDP2 forgets it, and ties with it."""
-    return getattr(param, "_orig_param_uid", id(param))
+    """A number that tells which parameter this was before sharding; without `remembers_ties` each has one of its own."""
+    return param._orig_param_uid if remembers_ties() else id(param)
 
 
 def grad_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
@@ -206,11 +216,22 @@ def no_typecheck() -> contextlib.AbstractContextManager[None]:
     return guard()
 
 
+def resets_iterations() -> bool:
+    """Whether FSDP2 can forget an iteration that ended in an exception, which it can since 2.13."""
+    return hasattr(importlib.import_module(f"{FSDP2}._fsdp_state").FSDPState, "_reset_iter_state")
+
+
 def reset_iteration(root: Any) -> None:
     """Let a root forget an iteration that ended in an exception; before 2.13 FSDP2 can't do so by itself."""
-    if hasattr(root, "_reset_iter_state"):
-        root._reset_iter_state()
-        return
+    if resets_iterations():
+        # The class's own: on this object, a driver is told of what its user forgets.
+        type(root)._reset_iter_state(root)
+    else:
+        reset_by_hand(root)
+
+
+def reset_by_hand(root: Any) -> None:
+    """What FSDP2's `reset_iter_state` does since 2.13, for releases without it."""
     training_state = importlib.import_module(f"{FSDP2}._fsdp_common").TrainingState
     shared = root._comm_ctx
     stream = root._device_handle.current_stream()

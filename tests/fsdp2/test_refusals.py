@@ -18,7 +18,7 @@ import commplan
 from commplan.errors import AttachError, CommplanError, RankMismatchError, ScheduleError, UnsupportedError
 from commplan.fsdp2 import Options, torch_private, torch_releases
 from commplan.fsdp2 import attachment as attach_module
-from tests.worlds import models, parity
+from tests.worlds import features, models, parity
 from tests.worlds.world import Rank, Worlds
 
 FN = parity.PROBLEMS["FN"]
@@ -183,7 +183,7 @@ def part_of_a_model(here: Rank) -> str:
         (unknown_torch, [re.escape(torch.__version__), "2.99"]),
         (all_reduce_hook, ["b.1", "set_all_reduce_hook"]),
         (part_of_a_model, ["part of a sharded model"]),
-        (tied_over_two_groups, ["weight"]),
+        pytest.param(tied_over_two_groups, ["weight"], marks=features.remembered_ties),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
