@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -99,6 +99,8 @@ class Driver:
             # Any state's may be the one that FSDP2 queues, the root's only as a rule.
             self._replace(state, private.FINAL_CALLBACK, self._final_callback)
             self._replace(state, faults.QUEUES_CALLBACK, partial(self._queue_callback, state))
+            if faults.resets_iterations():
+                self._replace(state, faults.RESETS_ITERATION, self._reset_iteration)
             if root_set.intersection(private.modules(state)):
                 self._roots.append(state)
         for index, group in enumerate(self._groups):
@@ -112,8 +114,11 @@ class Driver:
                 self._gathers.watch(group.raw, partial(patience.wait, group.name, private.mesh_facts(group.raw).shard))
         self._handles.append(register_optimizer_step_pre_hook(_weakly(self._before_step)))
         for module in root_set:
-            before = private.without_dynamo(self._before_forward)
+            root = private.state_of(cast(Any, module))
+            before = private.without_dynamo(partial(self._before_forward, root))
             self._handles.append(module.register_forward_pre_hook(before, prepend=True))
+            after = private.without_dynamo(partial(self._after_forward, root))
+            self._handles.append(module.register_forward_hook(after, always_call=True))
 
     def remove(self) -> None:
         """Put everything back, and end the executor. Partial sums go back to FSDP2.
@@ -219,7 +224,12 @@ class Driver:
         for raw in self._offloaded:
             torch_devices.finish_copies(raw)
 
-    def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def _reset_iteration(self, original: Callable[..., Any]) -> None:
+        self.executor.raise_failure()
+        self._record.take()
+        self._interruptions.reset(original)
+
+    def _before_forward(self, root: private.State, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Refuse to go on after what can't be mended, forget what can."""
         self.executor.raise_failure()
         if private.in_autograd():
@@ -228,9 +238,13 @@ class Driver:
             self.executor.settle(waits=False)
         if self._interruptions.is_unfinished:
             self._record.take()
-        self._interruptions.before_forward()
+        self._interruptions.before_forward(root)
         if torch.is_grad_enabled():
             refuse_alterations(self._groups, self._facts)
+
+    def _after_forward(self, root: private.State, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not private.in_autograd():
+            self._interruptions.after_forward(root)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """No optimizer may take gradients that are incomplete. One that steps inside a backward knows what it does."""

@@ -25,7 +25,8 @@ logger = logging.getLogger("commplan")
 # How often a wait for an all-gather looks whether a lane has failed.
 LOOK_S = 0.2
 
-RECOVERY = "call zero_grad (or set every .grad to None), and run the step again from its first forward"
+# `model.zero_grad` would not reach the sharded parameters of modules that an exception left gathered.
+RECOVERY = "call zero_grad of the optimizer (or set every .grad to None), and run the step again from its first forward"
 
 
 class Interruptions:
@@ -41,6 +42,7 @@ class Interruptions:
         self._groups = groups
         self._roots = roots
         self._ends: dict[int, faults.BackwardEnd] = {}
+        self._has_forward_raised = False
         self._lost = ""
 
     def queue_callback(self, state: private.State, original: Callable[[], None]) -> None:
@@ -65,7 +67,7 @@ class Interruptions:
     @property
     def is_unfinished(self) -> bool:
         """Whether there is anything to forget: such a backward, or a forward that raised."""
-        return self.backward_is_unfinished or any(faults.is_in_forward(root) for root in self._roots)
+        return self.backward_is_unfinished or self._has_forward_raised
 
     def forget(self) -> None:
         """Drop what did not end, here and in FSDP2, with all that was accumulated for the same step."""
@@ -74,13 +76,29 @@ class Interruptions:
             if not private.is_inner(root):
                 private.reset_iteration(root)
         self._ends.clear()
+        self._has_forward_raised = False
 
-    def before_forward(self) -> None:
+    def reset(self, original: Callable[[], None]) -> None:
+        """The user calls FSDP2's `reset_iter_state`, which drops what was accumulated, whole or in partial sums."""
+        lost = f"a backward raised with {self._pending()} still to run" if self.backward_is_unfinished else ""
+        original()
+        self.forget()
+        self._lost = lost or self._lost
+
+    def after_forward(self, root: private.State) -> None:
+        """A forward of a root ended, or raised; then FSDP2 forgets it at once, so that `model.parameters` are sharded ones."""
+        if faults.is_in_forward(root) and not private.is_inner(root):
+            self._has_forward_raised = True
+            faults.reshard(root)
+
+    def before_forward(self, root: private.State) -> None:
         """A forward of a root begins.
 
         Raises:
             ExecutionError: gradients are incomplete and nothing shows that they were dropped.
         """
+        # Not everything that ends a forward lets hooks run.
+        self.after_forward(root)
         if self.is_unfinished:
             self._drop()
         if self._lost and torch.is_grad_enabled():

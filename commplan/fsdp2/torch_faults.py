@@ -13,9 +13,15 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.tensor import DTensor
 
 from commplan.fsdp2 import torch_private as private
+from commplan.fsdp2 import torch_releases as releases
 
 QUEUES_CALLBACK: Final = "_register_root_post_backward_final_callback"
 """The method of a state by which FSDP2 asks autograd for its final callback, once a backward."""
+
+RESETS_ITERATION: Final = "_reset_iter_state"
+"""The method of a state behind `FSDPModule.reset_iter_state`, where `resets_iterations`."""
+
+resets_iterations = releases.resets_iterations
 
 _ALL_GATHER: Final = "_all_gather_comm"
 
@@ -53,6 +59,11 @@ def context_of(state: private.State) -> int:
 def is_in_forward(state: private.State) -> bool:
     """Whether a forward of the state's module began and did not end."""
     return state._training_state.name == "FORWARD"
+
+
+def reshard(root: private.State) -> None:
+    """Let a root forget forwards that raised; gradients that were accumulated without sync stay."""
+    releases.reset_iteration(root)
 
 
 def holds_whole_gradients(state: private.State) -> bool:
@@ -122,6 +133,11 @@ class _WatchedAllGather:
     def __init__(self, original: Any, wait_for: Callable[[dist.Work], None]) -> None:
         self._original = original
         self._wait_for = wait_for
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """FSDP2's setters ask whether this is FSDP2's own."""
+        return type(self._original)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)

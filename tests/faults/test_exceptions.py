@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import optimizer as optimizers
 
 import commplan
 from commplan.fsdp2 import torch_private
@@ -83,7 +84,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     for name, module in model.named_modules():
         found[f"{name}/hooks"] = (len(module._forward_pre_hooks), len(module._forward_hooks), len(module._backward_hooks))
         found[f"{name}/attributes"] = sorted(vars(module))
-    found["optimizer hooks"] = len(torch.optim.optimizer._global_optimizer_pre_hooks)
+    found["optimizer hooks"] = len(optimizers._global_optimizer_pre_hooks)
     found["threads"] = sorted(t.name for t in threading.enumerate() if t.name.startswith("commplan"))
     return found
 
