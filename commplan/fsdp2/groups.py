@@ -91,9 +91,9 @@ def find_groups(model: nn.Module) -> list[Group]:
     stray = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in managed]
     if stray:
         raise AttachError(
-            f"parameter {stray[0]!r} has no op: it is in no module that fully_shard was called on, so nothing would reduce its "
-            f"gradient{f' (nor that of {len(stray) - 1} others)' if len(stray) > 1 else ''}; shard the module that holds it, "
-            "or the whole model"
+            f"parameter {stray[0]!r} has no op: it is in no module that fully_shard was called on, or in ignored_params, so "
+            f"nothing would reduce its gradient{f' (nor that of {len(stray) - 1} others)' if len(stray) > 1 else ''}; shard "
+            "the module that holds it, or the whole model"
         )
     return found
 

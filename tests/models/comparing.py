@@ -35,9 +35,14 @@ def seeded(rank: int, i: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(100 * rank + i))
 
 
+def replicas(here: Rank) -> DeviceMesh:
+    """Two replicas, each sharded over half of the ranks."""
+    return here.mesh((2, here.size // 2))
+
+
 def shard_blocks(model: nn.Module, here: Rank) -> nn.Module:
-    """Every block of `model.b`, then the root, on a mesh of two replicas of two."""
-    return models.shard(model, here.mesh((2, 2)))
+    """Every block of `model.b`, then the root, in two replicas."""
+    return models.shard(model, replicas(here))
 
 
 def momentum(model: nn.Module) -> torch.optim.Optimizer:
@@ -188,6 +193,6 @@ def mesh_of(ranks: tuple[Any, ...], names: tuple[str, ...] | None) -> DeviceMesh
 
 
 def fully_sharded(*modules: nn.Module, here: Rank, **kwargs: Any) -> None:
-    """Shard each of `modules` by itself, in this order, on a mesh of two replicas of two."""
+    """Shard each of `modules` by itself, in this order, in two replicas."""
     for module in modules:
-        fully_shard(module, mesh=kwargs.get("mesh") or here.mesh((2, 2)), **{k: v for k, v in kwargs.items() if k != "mesh"})
+        fully_shard(module, mesh=replicas(here), **kwargs)

@@ -158,6 +158,18 @@ def inputs_only(model: nn.Module, rank: int, number: int) -> torch.Tensor:
     return x.grad
 
 
+def parameter_gradients(model: nn.Module, rank: int, number: int) -> tuple[torch.Tensor, ...]:
+    """torch.autograd.grad for parameters that are whole after forward: local gradients, which nothing reduces."""
+    loss = model(seeded(rank, number, 3, 4).requires_grad_()).pow(2).sum()
+    local_gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    loss.backward()
+    return local_gradients
+
+
+def stays_whole(model: nn.Module, here: Rank) -> nn.Module:
+    return models.shard(model, here.mesh((2, 2)), reshard=False)
+
+
 class Within(torch.autograd.Function):
     """Runs a backward of its own inside of backward."""
 
@@ -206,6 +218,7 @@ CASES = {
     "one loss of two": Case(Heads, one_only, shard_heads),
     "gradient of the input": Case(models.Net, input_gradient),
     "gradient of the input alone": Case(models.Net, input_gradient_alone),
+    "gradients of parameters": Case(models.Net, parameter_gradients, stays_whole),
     "inputs only": Case(models.Net, inputs_only),
     "backward within backward": Case(Nesting, on_input),
     "hooks that change gradients": Case(models.Net, on_input, hooked, has_reference=False),

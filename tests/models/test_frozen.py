@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import commplan
 from tests.models.comparing import Case, adamw, compare, fully_sharded, on_plain_input
@@ -91,6 +94,17 @@ CASES = {
 }
 
 
+def ignored(model: nn.Module, here: Rank, *, frozen: bool) -> nn.Module:
+    """FSDP2 leaves the head alone."""
+    model.head.requires_grad_(not frozen)
+    for block in model.b:
+        fully_shard(block, mesh=here.mesh((2, 2)))
+    return fully_shard(model, mesh=here.mesh((2, 2)), ignored_params=set(model.head.parameters()))
+
+
+CASES["frozen and ignored"] = Case(models.Net, on_plain_input, partial(ignored, frozen=True), has_reference=False)
+
+
 def run(here: Rank, name: str) -> None:
     compare(here, CASES[name])
 
@@ -98,6 +112,19 @@ def run(here: Rank, name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_frozen(worlds: Worlds, name: str) -> None:
     worlds.of(4).run(run, name=name)
+
+
+def ignored_but_trained(here: Rank) -> str:
+    with pytest.raises(commplan.CommplanError) as caught:
+        commplan.attach(ignored(models.Net(), here, frozen=False), "blocking")
+    return str(caught.value)
+
+
+def test_ignored_parameters_have_to_be_frozen(worlds: Worlds) -> None:
+    """Nothing would reduce their gradients."""
+    for message in worlds.of(4).run(ignored_but_trained):
+        assert "'head.weight' has no op" in message
+        assert "ignored_params" in message
 
 
 def nothing_trained(here: Rank) -> str:

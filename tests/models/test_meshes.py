@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import DataParallelMeshDims, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import commplan
@@ -128,11 +129,25 @@ class Mlps(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.b = nn.ModuleList(Mlp() for _ in range(3))
+        self.placement: tuple[DeviceMesh, tuple[Placement, ...]] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.placement is not None:
+            x = DTensor.from_local(x, *self.placement)
         for block in self.b:
             x = block(x)
-        return x
+        return x.to_local() if isinstance(x, DTensor) else x
+
+
+def spmd(model: nn.Module, here: Rank) -> nn.Module:
+    """Parameters are distributed tensors on the whole mesh before FSDP2 shards them over some of its axes."""
+    mesh = here.mesh((2, 2, 1), ("dp", "fsdp", "tp"))
+    distribute_module(model, mesh)
+    model.placement = (mesh, (Shard(0), Shard(0), Replicate()))
+    axes = DataParallelMeshDims(shard="fsdp", replicate="dp")
+    for block in model.b:
+        fully_shard(block, mesh=mesh, dp_mesh_dims=axes)
+    return fully_shard(model, mesh=mesh, dp_mesh_dims=axes)
 
 
 def same_on_both(model: nn.Module, rank: int, number: int) -> None:
@@ -140,6 +155,7 @@ def same_on_both(model: nn.Module, rank: int, number: int) -> None:
     on_input(model, rank // 2, number)
 
 
+CASES["SPMD"] = Case(Mlps, on_input, spmd, tolerance=3e-6)
 CASES["tensor parallel"] = Case(Mlps, same_on_both, tensor_parallel, tolerance=3e-6)
 
 

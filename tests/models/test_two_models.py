@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, share_comm_ctx
 
 from tests.models.comparing import VARIANTS, Case, compare, seeded
 from tests.worlds import models
@@ -42,6 +42,13 @@ def both_meshes(model: nn.Module, here: Rank) -> nn.Module:
     """The second model has no replicas."""
     models.shard(model["one"], here.mesh((2, 2)))
     models.shard(model["other"], here.mesh((4,), ("shard",)))
+    return model
+
+
+def one_context(model: nn.Module, here: Rank) -> nn.Module:
+    """FSDP2's streams and buffers are shared between the two."""
+    shard(model, here)
+    share_comm_ctx(each(model))
     return model
 
 
@@ -98,6 +105,7 @@ CASES = {
     "one loss, other meshes": Case(Pair, one_loss, both_meshes, parts=each),
     "one loss, one driven": Case(Pair, one_loss, shard, parts=first),
     "one loss, driven together": Case(Pair, one_loss, shard),
+    "one loss, one context": Case(Pair, one_loss, one_context, parts=each),
     "two losses": Case(Pair, two_losses, shard, parts=each),
     "two losses, driven together": Case(Pair, two_losses, shard),
     "adversarial": Case(Gan, adversarial, shard, parts=each),
