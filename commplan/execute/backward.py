@@ -14,6 +14,7 @@ class Backward:
     """What the executor knows of one backward.
 
     Attributes:
+        number: of this backward, from 1; those without a reduction count.
         cursor: position of the next hook to open.
         live: module -> its reduction, once its gradients are complete in time.
         late: modules whose hook had opened before; reduced in root.
@@ -26,6 +27,7 @@ class Backward:
 
     begin_s: float
     partial_bytes: int
+    number: int
     cursor: int = 0
     is_collecting: bool = False
     live: dict[int, Instance] = field(default_factory=dict)

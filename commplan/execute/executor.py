@@ -159,8 +159,8 @@ class Executor:
 
     def place(self) -> Place:
         """Where this rank is. May be called by any thread."""
-        number = self._num_backwards
-        where = f"in backward {number + 1}" if self._backward is not None else f"after backward {number}"
+        backward = self._backward
+        where = f"in backward {backward.number}" if backward is not None else f"after backward {self._num_backwards}"
         host_wait = self.host_wait
         return Place(where, (*self._lanes.in_flight(), *([host_wait] if host_wait is not None else [])))
 
@@ -307,7 +307,7 @@ class Executor:
         if self._backward is None:
             self.raise_failure()
             self._memory.restart_peak()
-            self._backward = Backward(time.perf_counter(), self._store.partial_bytes)
+            self._backward = Backward(time.perf_counter(), self._store.partial_bytes, self._num_backwards + 1)
         return self._backward
 
     def _open_through(self, position: int) -> None:
@@ -358,7 +358,7 @@ class Executor:
         instance.is_agreed = True
         if self._control is None or not self._compares_reductions:
             return task
-        backward = f"backward {self._num_backwards + 1}, {task.op} of {instance.unit.name}"
+        backward = f"backward {self._current().number}, {task.op} of {instance.unit.name}"
         check = self._control.begin(Message.REDUCTION, (f"{backward}: {instance.in_words()}",), before=str(task))
 
         def start() -> dist.Work | None:

@@ -7,6 +7,7 @@ only when something went wrong.  The first rank that gives up leaves the cause, 
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 import threading
 import time
@@ -28,7 +29,10 @@ SUSPICIONS_A_TIMEOUT = 8
 # An error does not wait longer than this for the store, which may have died with its host.
 PATIENCE_S = 0.4
 
-CAUSE_LENGTH = 80
+MAX_OP_LENGTH = 100
+
+# What follows an op in the errors of collectives.
+_VERB = re.compile(r" (?:did not end|did not begin|failed|can't end)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +154,8 @@ class Lookout:
         key = f"{self._prefix}/cause"
         if not self._store.check([key]):
             self._store.compare_set(key, "", mine)
-        self._note(f"{self._place().where}, gave up ({textwrap.shorten(question.cause, CAUSE_LENGTH, placeholder='...')})")
+        op = _VERB.split(question.cause, maxsplit=1)[0]
+        self._note(f"{self._place().where}, gave up on {textwrap.shorten(op, MAX_OP_LENGTH, placeholder='...')}")
         cause = self._cause()
         is_new = cause != mine and cause not in question.cause
         question.answer = (f"First {cause} " if is_new else "") + f"Ranks: {self._ranks_by_place()}."
