@@ -42,7 +42,7 @@ ReduceOp = dist.ReduceOp | dist.ReduceOp.RedOpType
 
 def in_autograd() -> bool:
     """Whether this thread is inside a backward."""
-    return bool(common.is_bw())
+    return torch._C._current_graph_task_id() != -1
 
 
 def default_store() -> Store:
