@@ -23,6 +23,7 @@ class Backward:
         record: what this rank did, in words that must be equal on every rank.
         irregular_bytes: memory that no plan can foresee: late modules and extra reductions.
         partial_bytes: partial sums that earlier backwards left.
+        ranks_of: the ranks of each collective's process group, by the op's name.
     """
 
     begin_s: float
@@ -36,6 +37,7 @@ class Backward:
     tokens: dict[OpId, Token] = field(default_factory=dict)
     record: list[str] = field(default_factory=list)
     irregular_bytes: int = 0
+    ranks_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def instances(self) -> list[Instance]:

@@ -28,6 +28,7 @@ from commplan.execute.lanes import Lanes, Task, Token
 from commplan.execute.lookout import Lookout, Place
 from commplan.execute.memory import Memory
 from commplan.execute.program import Program, index_plan
+from commplan.execute.ranges import WAIT, GroupRanks, Range, in_range, no_range
 from commplan.execute.report import BackwardReport
 from commplan.ops import COMPUTE_LANE, Kind, Section
 from commplan.plan.model import Buffer, BufferKind, OpStep, Plan, Step, WaitStep
@@ -41,6 +42,7 @@ class Machinery:
         control: None where ranks need not be compared.
         compares_reductions: whether ranks agree on the parameters of each reduction before it begins.
         lookout: tells in errors where other ranks are.
+        make_range: makes the ranges that a profiler shows, around each op and each wait of compute.
     """
 
     lanes: Lanes
@@ -48,6 +50,7 @@ class Machinery:
     control: Control | None
     compares_reductions: bool = False
     lookout: Lookout | None = None
+    make_range: Range = no_range
 
 
 P = ParamSpec("P")
@@ -79,6 +82,8 @@ class Executor:
         self._lookout = machinery.lookout
         self._compares_reductions = machinery.compares_reductions
         self._checks: list[Check] = []
+        self._make_range = machinery.make_range
+        self._group_ranks = GroupRanks()
         self._failure: ExecutionError | None = None
         self.host_wait: tuple[str, float] | None = None
         self._store = Store(machinery.memory)
@@ -299,7 +304,7 @@ class Executor:
         self._open_through(self._program.root)
         for module, instance in backward.extra:
             self._run_alone(module, instance, {Kind.APPLY})
-        self._lanes.wait(self._outstanding())
+        self._wait(self._outstanding())
         self.settle(waits=self._lanes.blocks_host)
         self._finish()
 
@@ -330,21 +335,30 @@ class Executor:
         backward = self._current()
         waits = [backward.tokens[op] for op in step.waits]
         if isinstance(step, WaitStep):
-            self._lanes.wait(waits)
+            self._wait(waits, str(number))
         else:
-            self._run_op(step, backward.live.get(step.op.first), waits)
+            self._run_op(step, backward.live.get(step.op.first), waits, str(number))
         for buffer in self._program.frees.get(number, ()):
             self._free(buffer)
 
-    def _run_op(self, step: OpStep, instance: Instance | None, waits: list[Token]) -> None:
+    def _wait(self, tokens: list[Token], why: str = "") -> None:
+        with self._make_range(WAIT):
+            self._lanes.wait(tokens, why)
+
+    def _run_op(self, step: OpStep, instance: Instance | None, waits: list[Token], why: str = "") -> None:
         task = None if instance is None else TASKS[step.kind](step.op, instance, self._store)
+        if task is not None:
+            task = in_range(task, step.op, self._make_range)
+            if task.process_group is not None:
+                self._current().ranks_of[task.op] = self._group_ranks.of(task.process_group)
         if task is not None and instance is not None and task.is_communication and not instance.is_agreed:
             task = self._after_agreement(task, instance)
         if step.lane == COMPUTE_LANE:
-            self._lanes.wait(waits)
+            self._wait(waits, why)
             if task is not None and instance is not None:
-                task.start()
-                task.finish()
+                with task.around():
+                    task.start()
+                    task.finish()
                 instance.write()
             token = self._lanes.mark()
         else:
@@ -384,7 +398,7 @@ class Executor:
             waits = [backward.tokens[op] for op in step.after if op in backward.tokens]
             self._run_op(step, instance, waits if instance.last is None else [*waits, instance.last])
         # Root's waits were thinned out for the plan's order on each lane, in which these ops stand further ahead.
-        self._lanes.wait([i.last for i in backward.late.values() if i.last is not None])
+        self._wait([i.last for i in backward.late.values() if i.last is not None])
         backward.live.update(backward.late)
 
     def _reduce_again(self, module: int, instance: Instance) -> None:
@@ -434,7 +448,15 @@ class Executor:
         self._store.irregular_bytes = 0
         declared_bytes = self._program.peak_bytes + partial_bytes + irregular_bytes
         self.last_report = BackwardReport(
-            backward.begin_s, time.perf_counter(), ops, waits, self._memory.peak_bytes, declared_bytes
+            backward.begin_s,
+            time.perf_counter(),
+            ops,
+            waits,
+            self._memory.peak_bytes,
+            declared_bytes,
+            self._num_backwards,
+            self._program.plan,
+            backward.ranks_of,
         )
         self._backward = None
         if not self._store.partial_sums:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,7 @@ class Task:
         is_communication: whether its time counts as communication in reports.
         patience_s: time that it may take beyond the timeout, so that another op's timeout is told first.
         process_group: what its collective runs on, if it is one; aborted when it never ends.
+        around: makes what the lane enters while it runs the task, a range of a profiler.
     """
 
     op: str
@@ -37,6 +38,7 @@ class Task:
     is_communication: bool = True
     patience_s: float = 0.0
     process_group: dist.ProcessGroup | None = None
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def __str__(self) -> str:
         return " ".join([self.op, *([f"of module {self.module!r}"] if self.module else []), f"on {self.group}"])
@@ -44,12 +46,18 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """One op on its lane, or one wait of compute (lane "compute"); `time.perf_counter` seconds."""
+    """One op on its lane, or one wait of compute (lane "compute"); `time.perf_counter` seconds.
+
+    Attributes:
+        op: the op's name; of a wait, what was given for `why`.
+        issued_s: when compute had reached the point where it was submitted.
+    """
 
     op: str
     lane: str
     begin_s: float
     end_s: float
+    issued_s: float | None = None
 
 
 class Lanes(Protocol):
@@ -80,8 +88,8 @@ class Lanes(Protocol):
     def mark(self) -> Token:
         """A token for the point that compute has reached."""
 
-    def wait(self, tokens: Sequence[Token]) -> None:
-        """Make compute wait for the tokens."""
+    def wait(self, tokens: Sequence[Token], why: str = "") -> None:
+        """Make compute wait for the tokens; `why` names the interval of the wait."""
 
     def drain(self) -> None:
         """Make compute wait for all that is queued or running, whether or not it succeeds."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from commplan.execute.lanes import Interval
+from commplan.execute.timeline import LazyIntervals
+from commplan.plan.model import Plan
 
 Spans = list[tuple[float, float]]
 
@@ -14,39 +16,87 @@ Spans = list[tuple[float, float]]
 class BackwardReport:
     """One backward of one rank; times are `time.perf_counter` seconds, from its first hook to the end of root.
 
+    At each moment of the backward a lane is either hidden, exposed or idle.
+
     Attributes:
         ops: collectives as they ran, an op waiting for its peers included.
-        compute_waits: when compute stood still for communication.
+        compute_waits: when compute stood still for communication; `op` is the number of the plan's step, "" in root's end.
         peak_bytes: most communication memory alive at once.
         declared_peak_bytes: what the plan says, with the partial sums that accumulation keeps.
+        number: of this attachment's backwards, counted from 1.
+        plan: what was run.
+        ranks_of: the ranks of each op's process group; ops without peers are not in it.
     """
 
     begin_s: float
     end_s: float
-    ops: tuple[Interval, ...]
-    compute_waits: tuple[Interval, ...]
+    ops: Sequence[Interval]
+    compute_waits: Sequence[Interval]
     peak_bytes: int
     declared_peak_bytes: int
+    number: int = 0
+    plan: Plan | None = None
+    ranks_of: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first hook to the end of root; on a device, at least until the last op's end there."""
+        return max([self.end_s, *(i.end_s for i in (*self.ops, *self.compute_waits))]) - self.begin_s
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """The lanes on which collectives ran."""
+        return tuple(dict.fromkeys(i.lane for i in self.ops))
+
+    @property
+    def clock_error_s(self) -> float:
+        """How far times of ops and waits may be from this rank's clock: more than 0 where a device told them."""
+        return self.ops.timeline.clock_error_s if isinstance(self.ops, LazyIntervals) and len(self.ops) else 0.0
 
     def exposed_s(self, lane: str | None = None) -> float:
         """Seconds in which a collective (of `lane`) ran while compute stood still."""
-        return _length(_intersect(self._busy(lane), _union(_spans(self.compute_waits))))
+        return length(intersect(self._busy(lane), union(spans(self.compute_waits))))
 
     def hidden_s(self, lane: str | None = None) -> float:
         """Seconds in which a collective (of `lane`) ran while compute went on."""
-        return _length(self._busy(lane)) - self.exposed_s(lane)
+        return length(self._busy(lane)) - self.exposed_s(lane)
+
+    def idle_s(self, lane: str | None = None) -> float:
+        """Seconds of the backward in which no collective (of `lane`) ran."""
+        return self.duration_s - length(self._busy(lane))
+
+    def compute_wait_s(self) -> float:
+        """Seconds in which compute stood still, whether or not a collective ran meanwhile."""
+        return length(union(spans(self.compute_waits)))
 
     def _busy(self, lane: str | None) -> Spans:
-        return _union(_spans(i for i in self.ops if lane is None or i.lane == lane))
+        return union(spans(i for i in self.ops if lane is None or i.lane == lane))
 
 
-def _spans(intervals: Iterable[Interval]) -> Spans:
+def stats(report: BackwardReport) -> dict[str, float]:
+    """The figures of one backward under the keys of a logger, in seconds and bytes."""
+    found: dict[str, float] = {
+        "commplan/backward_s": report.duration_s,
+        "commplan/compute_wait_s": report.compute_wait_s(),
+        "commplan/peak_bytes": report.peak_bytes,
+        "commplan/declared_peak_bytes": report.declared_peak_bytes,
+    }
+    for lane, scope in {None: "commplan", **{lane: f"commplan/{lane}" for lane in report.lanes}}.items():
+        found[f"{scope}/hidden_s"] = report.hidden_s(lane)
+        found[f"{scope}/exposed_s"] = report.exposed_s(lane)
+        found[f"{scope}/idle_s"] = report.idle_s(lane)
+    return found
+
+
+def spans(intervals: Iterable[Interval]) -> Spans:
+    """Begin and end of each."""
     return [(i.begin_s, i.end_s) for i in intervals]
 
 
-def _union(spans: Spans) -> Spans:
+def union(of: Spans) -> Spans:
+    """The times that lie in any of the spans, ascending and apart."""
     merged: Spans = []
-    for begin, end in sorted(spans):
+    for begin, end in sorted(of):
         if merged and begin <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
@@ -54,7 +104,8 @@ def _union(spans: Spans) -> Spans:
     return merged
 
 
-def _intersect(one: Spans, other: Spans) -> Spans:
+def intersect(one: Spans, other: Spans) -> Spans:
+    """The times that lie in both of two unions."""
     shared: Spans = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -68,5 +119,6 @@ def _intersect(one: Spans, other: Spans) -> Spans:
     return shared
 
 
-def _length(spans: Spans) -> float:
-    return sum(end - begin for begin, end in spans)
+def length(of: Spans) -> float:
+    """Seconds in a union."""
+    return sum(end - begin for begin, end in of)

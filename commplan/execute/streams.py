@@ -129,7 +129,7 @@ class StreamLanes:
         """
         self._raise_failure()
         stream = self._streams[lane]
-        before = [self._pool.take()]
+        before = [self._pool.take(timed=task.is_communication)]
         self._home.record_event(before[0])
         # The tokens that home is behind are implied by this one.
         stream.wait_event(before[0])
@@ -141,7 +141,7 @@ class StreamLanes:
         self._num_tasks += 1
         token = StreamToken(lane, self._num_tasks, self._record(stream))
         if begin is not None and self._timeline is not None:
-            self._timeline.add(Span(task.op, lane, begin, token.event))
+            self._timeline.add(Span(task.op, lane, begin, token.event, before[0]))
         self._tails[lane] = token
         self._watchdog.watch(lane, task, before, token.event, self._pool.lot)
         return token
@@ -150,14 +150,14 @@ class StreamLanes:
         """See `Lanes`. Whatever is submitted later is behind this point anyway."""
         return StreamToken(COMPUTE_LANE, self._num_tasks)
 
-    def wait(self, tokens: Sequence[Token]) -> None:
+    def wait(self, tokens: Sequence[Token], why: str = "") -> None:
         """See `Lanes`. Only home waits.
 
         Raises:
             ExecutionError: a task failed, or was found not to end.
         """
         self._raise_failure()
-        self._wait(tokens)
+        self._wait(tokens, why)
 
     def drain(self) -> None:
         """See `Lanes`."""
@@ -239,7 +239,7 @@ class StreamLanes:
     def _issue(self, stream: Any, task: Task) -> None:
         begin_s = time.perf_counter()
         try:
-            with self._module.stream(stream):
+            with self._module.stream(stream), task.around():
                 work = task.start()
                 if work is not None:
                     work.wait()
@@ -262,7 +262,7 @@ class StreamLanes:
                 last[token.lane] = token
         return list(last.values())
 
-    def _wait(self, tokens: Sequence[Token]) -> None:
+    def _wait(self, tokens: Sequence[Token], why: str = "") -> None:
         ahead = self._ahead(tokens)
         if not ahead:
             return
@@ -271,7 +271,7 @@ class StreamLanes:
             self._home.wait_event(token.event)
             self._passed[token.lane] = token.number
         if self._timeline is not None:
-            self._timeline.add(Span("", COMPUTE_LANE, begin, self._record(self._home)), is_wait=True)
+            self._timeline.add(Span(why, COMPUTE_LANE, begin, self._record(self._home)), is_wait=True)
 
     def _raise_failure(self, cause: BaseException | None = None) -> None:
         if self._failure is not None:

@@ -13,12 +13,13 @@ from commplan.execute.lanes import Interval
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An op, or a wait of compute (lane "compute"), between two timed events."""
+    """An op, or a wait of compute (lane "compute"), between two timed events; `issued` is one of compute."""
 
     op: str
     lane: str
     begin: Any
     end: Any
+    issued: Any = None
 
 
 class Timeline:
@@ -75,8 +76,11 @@ class Timeline:
         self._spans, self._record, self._anchor = {}, None, None
 
     def _placed(self, span: Span, zero_s: float) -> Interval:
-        begin_s, end_s = (zero_s + self._anchor.elapsed_time(event) / 1e3 for event in (span.begin, span.end))
-        return Interval(span.op, span.lane, begin_s, end_s)
+        def at_s(event: Any) -> float:
+            return float(zero_s + self._anchor.elapsed_time(event) / 1e3)
+
+        issued_s = None if span.issued is None else at_s(span.issued)
+        return Interval(span.op, span.lane, at_s(span.begin), at_s(span.end), issued_s)
 
     def _await(self, event: Any) -> None:
         limit_s = time.perf_counter() + self._timeout_s

@@ -342,9 +342,9 @@ class RecordedLanes(StreamLanes):
         self._op_of[token.number] = op
         return token
 
-    def wait(self, tokens: Sequence[Token]) -> None:
+    def wait(self, tokens: Sequence[Token], why: str = "") -> None:
         """See `StreamLanes`."""
-        super().wait(tokens)
+        super().wait(tokens, why)
         self.log.add(Did.WAITED, self._traced.current_stream(self._traced.device).name, ops=self._ops(tokens))
 
     def _ops(self, tokens: Sequence[Token]) -> tuple[int, ...]:

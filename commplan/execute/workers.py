@@ -31,6 +31,7 @@ class _Queued:
     task: Task
     waits: tuple[Completion, ...]
     token: Completion
+    issued_s: float
 
 
 class _Worker:
@@ -85,12 +86,13 @@ class WorkerLanes:
     def submit(self, lane: str, task: Task, waits: Sequence[Token]) -> Completion:
         """See `Lanes`."""
         token = Completion()
+        issued_s = time.perf_counter()
         with self._changed:
             self._raise_failure()
             worker = self._workers.get(lane)
             if worker is None:
                 worker = self._workers[lane] = _Worker(lane, self)
-            worker.queue.append(_Queued(task, tuple(w for w in waits if isinstance(w, Completion)), token))
+            worker.queue.append(_Queued(task, tuple(w for w in waits if isinstance(w, Completion)), token, issued_s))
             self._changed.notify_all()
         return token
 
@@ -98,7 +100,7 @@ class WorkerLanes:
         """See `Lanes`. Compute is the calling thread, so the point is reached already."""
         return Completion(done=True)
 
-    def wait(self, tokens: Sequence[Token]) -> None:
+    def wait(self, tokens: Sequence[Token], why: str = "") -> None:
         """See `Lanes`.
 
         Raises:
@@ -115,7 +117,7 @@ class WorkerLanes:
                 self._changed.wait(timeout=GRACE_S)
                 self._give_up_on_stuck()
             self._raise_failure()
-        self._waits.append(Interval("", COMPUTE_LANE, begin_s, time.perf_counter()))
+        self._waits.append(Interval(why, COMPUTE_LANE, begin_s, time.perf_counter()))
 
     def drain(self) -> None:
         """See `Lanes`."""
@@ -175,7 +177,8 @@ class WorkerLanes:
             begin_s = time.perf_counter()
             worker.running = (queued.task, begin_s)
             try:
-                self._run(queued.task)
+                with queued.task.around():
+                    self._run(queued.task)
             except Exception as error:  # noqa: BLE001 - raised again on the thread of compute
                 self.fail(failure_of(queued.task, error))
             end_s = time.perf_counter()
@@ -183,7 +186,7 @@ class WorkerLanes:
                 worker.running = None
                 queued.token.done = self._failure is None
                 if queued.task.is_communication:
-                    self._ops.append(Interval(queued.task.op, worker.lane, begin_s, end_s))
+                    self._ops.append(Interval(queued.task.op, worker.lane, begin_s, end_s, queued.issued_s))
                 # The task holds its buffers: they must not outlive it in an idle worker's frame.
                 del queued
                 self._changed.notify_all()

@@ -58,7 +58,7 @@ class LazyLanes:
     def mark(self) -> _Held:
         return _Held(None, COMPUTE_LANE, [])
 
-    def wait(self, tokens: Sequence[Any]) -> None:
+    def wait(self, tokens: Sequence[Any], why: str = "") -> None:
         if self.failure is not None:
             raise self.failure
         for token in tokens:
