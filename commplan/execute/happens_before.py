@@ -34,10 +34,14 @@ class _Op:
 class _Judge:
     clocks: dict[str, Clock] = field(default_factory=dict)
     events: dict[int, Clock] = field(default_factory=dict)
+    waits: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
+    last_of: dict[str, int] = field(default_factory=dict)
+    host: Clock = field(default_factory=dict)
     enters: dict[int, int] = field(default_factory=dict)
     buffers: dict[int, _Buffer] = field(default_factory=dict)
     ops: dict[int, _Op] = field(default_factory=dict)
     released: dict[str, list[tuple[int, _Buffer]]] = field(default_factory=dict)
+    issuing: Clock = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def tick(self, stream: str) -> int:
@@ -76,7 +80,8 @@ def check(entries: Iterable[Entry]) -> list[str]:
     - After its release, whatever its pool's stream does next (with the memory, as far as anybody can tell) is behind all
       accesses.
     - An op begins behind the ops that it was asked to be behind, the op before it on its stream, and the point that compute had
-      reached when it was asked for; compute goes on behind the ops that it was told to wait for.
+      reached when it was asked for, and ends behind its own kernels; compute goes on behind the ops that it was told to wait for.
+    - An event is not recorded anew before the host has seen that every wait for it is over.
     - In the end, the stream on which the user goes on is behind every access.
     """
     judge = _Judge()
@@ -101,7 +106,7 @@ def _kernel(judge: _Judge, entry: Entry) -> None:
         buffer = judge.buffers[number]
         judge.require(entry.stream, buffer.writes, f"{entry.name}, writing buffer {number},")
         judge.require(entry.stream, buffer.reads, f"{entry.name}, writing buffer {number},")
-    point = judge.tick(entry.stream)
+    point = judge.issuing[entry.stream] = judge.tick(entry.stream)
     for number in entry.reads:
         judge.buffers[number].reads[entry.stream] = point
     for number in entry.writes:
@@ -109,10 +114,21 @@ def _kernel(judge: _Judge, entry: Entry) -> None:
 
 
 def _record(judge: _Judge, entry: Entry) -> None:
+    for stream, point in judge.waits.pop(judge.last_of.get(entry.name, -1), ()):
+        if judge.host.get(stream, 0) < point:
+            judge.problems.append(f"{entry.name} is recorded anew on {entry.stream!r} while {stream!r} may still wait for it")
+    if entry.name:
+        judge.last_of[entry.name] = entry.event
     judge.events[entry.event] = dict(judge.clocks.setdefault(entry.stream, {}))
 
 
+def _seen(judge: _Judge, entry: Entry) -> None:
+    for stream, point in judge.events.get(entry.event, {}).items():
+        judge.host[stream] = max(judge.host.get(stream, 0), point)
+
+
 def _wait(judge: _Judge, entry: Entry) -> None:
+    judge.waits.setdefault(entry.event, []).append((entry.stream, judge.tick(entry.stream)))
     clock = judge.clocks.setdefault(entry.stream, {})
     for stream, point in judge.events.get(entry.event, {}).items():
         clock[stream] = max(clock.get(stream, 0), point)
@@ -128,8 +144,9 @@ def _foreign(judge: _Judge, entry: Entry) -> None:
 
 
 def _release(judge: _Judge, entry: Entry) -> None:
-    buffer = judge.buffers.pop(entry.buffer)
-    judge.released.setdefault(buffer.pool, []).append((entry.buffer, buffer))
+    # One of before the log began is nobody's here.
+    if (buffer := judge.buffers.pop(entry.buffer, None)) is not None:
+        judge.released.setdefault(buffer.pool, []).append((entry.buffer, buffer))
 
 
 def _enter(judge: _Judge, entry: Entry) -> None:
@@ -145,10 +162,12 @@ def _begin(judge: _Judge, entry: Entry) -> None:
     stream, point = op.compute
     judge.require(entry.stream, {stream: point}, f"{op.name} (behind compute)")
     judge.require_ops(entry.stream, op.behind, op.name)
+    judge.issuing = {}
 
 
 def _end(judge: _Judge, entry: Entry) -> None:
     op = judge.ops[entry.op]
+    judge.require(entry.stream, judge.issuing, f"the end of {op.name}")
     op.stream, op.end, op.is_over = entry.stream, judge.tick(entry.stream), True
 
 
@@ -164,6 +183,7 @@ _STEPS = {
     Did.KERNEL: _kernel,
     Did.RECORD: _record,
     Did.WAIT: _wait,
+    Did.SEEN: _seen,
     Did.ALLOCATE: _allocate,
     Did.FOREIGN: _foreign,
     Did.RELEASE: _release,

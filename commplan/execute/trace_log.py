@@ -8,6 +8,7 @@ of its process group's own, behind the stream on which it was issued, as NCCL's 
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ class Did(StrEnum):
     KERNEL = "kernel"
     RECORD = "record"
     WAIT = "wait"
+    SEEN = "seen"
     ALLOCATE = "allocate"
     RELEASE = "release"
     FOREIGN = "foreign"
@@ -44,7 +46,8 @@ class Entry:
     """One thing that the host did.
 
     Attributes:
-        did: KERNEL on `stream` reads and writes buffers. RECORD of `event` on `stream`; WAIT of `stream` for `event`.
+        did: KERNEL on `stream` reads and writes buffers. RECORD of `event` on `stream`, by the event object `name`; WAIT of
+            `stream` for `event`; SEEN: the host found `event` passed.
             ALLOCATE `buffer` from the pool of `stream`; RELEASE it. FOREIGN: `buffer` was allocated and written by somebody
             else, on `stream` before ENTER number `event`. ASK: op `op` shall run on a lane behind `ops` and behind compute
             (`stream`); BEGIN and END: its first and last point on its lane. WAITED: compute shall be behind `ops` now.
@@ -72,7 +75,10 @@ class TraceLog:
         self._num_events = 0
         self._collective: int | None = None
         self.enter: tuple[str, int] = ("", -1)
+        # Of the task that is being issued, in words.
         self.group = ""
+        # Set while a backend works: what it does itself is part of its collective.
+        self.is_quiet = False
 
     def new_event(self) -> int:
         """A number for an event."""
@@ -146,15 +152,21 @@ class TracedStream:
 
 
 class TracedEvent:
-    """An event that logs. Each record makes it another one, since waits look at the last record before them."""
+    """An event that logs. Each record gets a number of its own, since waits look at the last record before them."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, log: TraceLog) -> None:
         self.inner = inner
+        self.name = f"event {log.new_event()}"
         self.number = -1
+        self._log = log
+        self._thread = threading.get_ident()
 
     def query(self) -> bool:
-        """Whether the device has passed it."""
-        return bool(self.inner.query())
+        """Whether the device has passed it. What the watchdog sees is of no use to anybody's order."""
+        is_passed = bool(self.inner.query())
+        if is_passed and threading.get_ident() == self._thread:
+            self._log.add(Did.SEEN, event=self.number)
+        return is_passed
 
     def elapsed_time(self, later: TracedEvent) -> float:
         """Milliseconds from this to `later`."""
@@ -174,7 +186,7 @@ class TracedModule:
 
     def Event(self, enable_timing: bool = False) -> TracedEvent:  # noqa: N802 - torch's name
         """A new event."""
-        return TracedEvent(self.base.Event(enable_timing=enable_timing))
+        return TracedEvent(self.base.Event(enable_timing=enable_timing), self.log)
 
     def current_stream(self, device: torch.device) -> TracedStream:
         """The current stream of this thread."""
@@ -191,7 +203,7 @@ class TracedModule:
     def record(self, stream: TracedStream, event: TracedEvent) -> None:
         """See `TracedStream.record_event`."""
         event.number = self.log.new_event()
-        self.log.add(Did.RECORD, stream.name, event=event.number)
+        self.log.add(Did.RECORD, stream.name, event=event.number, name=event.name)
         stream.inner.record_event(event.inner)
 
     def wait(self, stream: TracedStream, event: TracedEvent) -> None:
@@ -218,7 +230,11 @@ class TracedWork:
 
     def wait(self) -> None:
         """Let the current stream wait."""
-        self._work.wait()
+        self._module.log.is_quiet = True
+        try:
+            self._work.wait()
+        finally:
+            self._module.log.is_quiet = False
         self._module.join_work(self._event)
 
 
@@ -228,6 +244,7 @@ class AccessMode(TorchDispatchMode):
     def __init__(self, module: TracedModule, run: Callable[..., Any] | None = None) -> None:
         super().__init__()
         self._module = module
+        self._thread = threading.get_ident()
         self._run = run or (lambda func, args, kwargs: func(*args, **kwargs))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -235,6 +252,9 @@ class AccessMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(t not in (torch.Tensor, torch.nn.Parameter) for t in types):
             return NotImplemented
+        # A backend's own threads inherit the mode with the collective that they work on.
+        if self._module.log.is_quiet or threading.get_ident() != self._thread:
+            return func(*args, **kwargs)
         if func.namespace == "c10d":
             return self._collective(func, args, kwargs)
         if func.is_view or func.namespace == "prim":

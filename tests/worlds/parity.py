@@ -101,8 +101,14 @@ def local_grads(model: nn.Module) -> dict[str, torch.Tensor | None]:
     }
 
 
-def train(model: nn.Module, problem: Problem, rank: int, steps: Sequence[Step]) -> Iterator[dict[str, torch.Tensor | None]]:
-    """Run the steps with SGD; the gradients of each before it is applied."""
+def train(
+    model: nn.Module,
+    problem: Problem,
+    rank: int,
+    steps: Sequence[Step],
+    read: Callable[[nn.Module], dict[str, torch.Tensor | None]] = local_grads,
+) -> Iterator[dict[str, torch.Tensor | None]]:
+    """Run the steps with SGD; the gradients of each before it is applied, as `read` finds them."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     i = 0
     for step in steps:
@@ -110,7 +116,7 @@ def train(model: nn.Module, problem: Problem, rank: int, steps: Sequence[Step]) 
             set_flags(model, flags)
             problem.loss(model(problem.batch(rank, i)), rank).backward()
             i += 1
-        yield local_grads(model)
+        yield read(model)
         optimizer.step()
         optimizer.zero_grad()
 
