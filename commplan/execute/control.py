@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from enum import IntEnum
 
 import torch
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from commplan.errors import CollectiveTimeoutError, DivergenceError, ExecutionError
 from commplan.execute.ranks import listed
+from commplan.execute.waiting import wait_in_slices
 
 # A rank that is missing is told by the op that misses it.
 PATIENCE_S = 0.3
@@ -86,6 +86,7 @@ class Control:
         self._num_exchanges = 0
         self._queue: queue.SimpleQueue[Check | None] = queue.SimpleQueue()
         self._failure: ExecutionError | None = None
+        self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name="commplan-control", daemon=True)
         self._thread.start()
 
@@ -114,6 +115,7 @@ class Control:
 
     def close(self) -> None:
         """End the thread. One that hangs in an exchange is left behind; it is a daemon and touches nothing any more."""
+        self._is_closing = True
         self._queue.put(None)
         self._thread.join(timeout=GRACE_S)
 
@@ -135,21 +137,19 @@ class Control:
         theirs = [torch.empty_like(mine) for _ in self._ranks]
         group = f"the control group of ranks {listed(self._ranks)}"
         limit_s = self._timeout_s + PATIENCE_S
-        work = None
         try:
             work = dist.all_gather(theirs, mine, group=self._group, async_op=True)
             assert work is not None
-            work.wait(timedelta(seconds=limit_s))
+            if not wait_in_slices(work, limit_s, lambda: self._is_closing):
+                raise CollectiveTimeoutError(
+                    f"rank check {check.number} ({_words(check.message)}) on {group} did not end within {limit_s:.1f} s: "
+                    "a rank did not come to it. Gradients of this step are not to be used."
+                )
             if any(not torch.equal(mine, other) for other in theirs):
                 self._explain(check)
         except ExecutionError:
             raise
         except Exception as error:
-            if work is not None and not work.is_completed():
-                raise CollectiveTimeoutError(
-                    f"rank check {check.number} ({_words(check.message)}) on {group} did not end within {limit_s:.1f} s: "
-                    "a rank did not come to it. Gradients of this step are not to be used."
-                ) from error
             raise ExecutionError(f"rank check {check.number} ({_words(check.message)}) on {group} failed: {error}") from error
 
     def _explain(self, check: Check) -> None:

@@ -261,6 +261,10 @@ class Executor:
     def close(self) -> None:
         """Drop everything and end the lanes. Waits for what is in flight, at most the timeout of a collective."""
         self.abort()
+        self.end_threads()
+
+    def end_threads(self) -> None:
+        """End what runs beside the calling thread, whatever it waits for; nothing can run any more."""
         self._lanes.close()
         if self._control is not None:
             self._control.close()

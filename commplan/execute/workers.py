@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 
 from commplan.execute.lanes import Interval, Task, Token, failure_of, timeout_error
+from commplan.execute.waiting import wait_in_slices
 from commplan.ops import COMPUTE_LANE
 
 # Time past the limit before a worker that does not return from its collective is given up.
@@ -203,12 +203,9 @@ class WorkerLanes:
         begin_s = time.perf_counter()
         timeout_s = self._timeout_s + task.patience_s
         work = task.start()
-        if work is not None:
-            try:
-                work.wait(timedelta(seconds=timeout_s))
-            except RuntimeError as error:
-                elapsed_s = time.perf_counter() - begin_s
-                if elapsed_s >= timeout_s * 0.99:
-                    raise timeout_error(task, elapsed_s) from error
-                raise
+        if work is not None and not wait_in_slices(work, timeout_s, self._is_given_up):
+            raise timeout_error(task, time.perf_counter() - begin_s)
         task.finish()
+
+    def _is_given_up(self) -> bool:
+        return self._closing or self._failure is not None

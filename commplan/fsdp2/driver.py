@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from commplan.errors import ExecutionError
 from commplan.execute.executor import Executor
-from commplan.fsdp2 import torch_faults as faults
 from commplan.fsdp2 import torch_devices
+from commplan.fsdp2 import torch_faults as faults
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.faults import GatherPatience, Interruptions, holds_parameters_of, refuse_alterations
 from commplan.fsdp2.groups import Group, Orders, root_modules
@@ -88,6 +89,8 @@ class Driver:
         self._roots: list[private.State] = []
         self._gathers = faults.WatchedAllGathers()
         self._facts = [private.param_facts(group.raw) for group in groups]
+        # A thread that is in torch when Python ends would abort the process.
+        self._at_exit = _weakly(executor.end_threads)
         self._interruptions = Interruptions(executor, groups, self._roots)
         self._timeout_s = timeout_s
         self._use(orders)
@@ -113,6 +116,7 @@ class Driver:
             if group.raw.device.type == "cpu":
                 self._gathers.watch(group.raw, partial(patience.wait, group.name, private.mesh_facts(group.raw).shard))
         self._handles.append(register_optimizer_step_pre_hook(_weakly(self._before_step)))
+        atexit.register(self._at_exit)
         for module in root_set:
             root = private.state_of(cast(Any, module))
             before = private.without_dynamo(partial(self._before_forward, root))
@@ -128,6 +132,7 @@ class Driver:
         """
         if private.in_autograd():
             raise ExecutionError("detach was called inside a backward; call it when backward has returned")
+        atexit.unregister(self._at_exit)
         while self._handles:
             self._handles.pop().remove()
         self._replacements.undo()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -16,14 +15,12 @@ from torch.optim import Optimizer
 
 from commplan.errors import AttachError, CollectiveTimeoutError, ExecutionError
 from commplan.execute.executor import Executor
+from commplan.execute.waiting import wait_in_slices
 from commplan.fsdp2 import torch_faults as faults
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.groups import Group
 
 logger = logging.getLogger("commplan")
-
-# How often a wait for an all-gather looks whether a lane has failed.
-LOOK_S = 0.2
 
 # `model.zero_grad` would not reach the sharded parameters of modules that an exception left gathered.
 RECOVERY = "call zero_grad of the optimizer (or set every .grad to None), and run the step again from its first forward"
@@ -189,21 +186,12 @@ class GatherPatience:
         begin_s = time.perf_counter()
         self._executor.host_wait = (op, begin_s)
         try:
-            while True:
-                elapsed_s = time.perf_counter() - begin_s
-                try:
-                    work.wait(timedelta(seconds=min(LOOK_S, max(0.001, self._timeout_s - elapsed_s))))
-                    return
-                except RuntimeError as error:
-                    if work.is_completed():
-                        raise self._fail(ExecutionError(f"{op} failed: {error}")) from error
-                if (failure := self._executor.failure) is not None:
-                    raise self._fail(failure)
-                if elapsed_s >= self._timeout_s:
-                    raise self._fail(
-                        CollectiveTimeoutError(
-                            f"{op} did not end within {elapsed_s:.1f} s: a rank of that group did not reach it."
-                        )
-                    )
+            is_over = wait_in_slices(work, self._timeout_s, lambda: self._executor.failure is not None)
+        except RuntimeError as error:
+            raise self._fail(ExecutionError(f"{op} failed: {error}")) from error
         finally:
             self._executor.host_wait = None
+        if not is_over:
+            elapsed_s = time.perf_counter() - begin_s
+            late = CollectiveTimeoutError(f"{op} did not end within {elapsed_s:.1f} s: a rank of that group did not reach it.")
+            raise self._fail(self._executor.failure or late)

@@ -31,6 +31,9 @@ ACCUMULATION: dict[str, parity.Step] = {
 }
 
 
+WHERE = ("forward", "forward's end", "backward", "backward's end")
+
+
 class BoomError(Exception):
     """What the user's code raises."""
 
@@ -89,8 +92,39 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     return found
 
 
-def interrupted_step(model: nn.Module, here: Rank, place: str, where: str, step: parity.Step, at: int) -> None:
+class Trainer:
+    """Trains FN from its first values, with an optimizer that was made before anything was gathered."""
+
+    def __init__(self, here: Rank) -> None:
+        self.here = here
+        self.model: Any = parity.build(FN, here, (2, 2), {})
+        self.parameters: list[Any] = list(self.model.parameters())
+        self.names = [name for name, _ in self.model.named_parameters()]
+        self.initial = [p.to_local().clone() for p in self.parameters]
+        self.optimizer = torch.optim.SGD(self.parameters, lr=0.1)
+
+    def gradients(self) -> list[dict[str, torch.Tensor | None]]:
+        """Those of each of `STEPS`, from the first values on."""
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters, self.initial, strict=True):
+                parameter.to_local().copy_(value)
+        found = []
+        i = 0
+        for step in STEPS:
+            for flags in step:
+                parity.set_flags(self.model, flags)
+                FN.loss(self.model(FN.batch(self.here.rank, i)), self.here.rank).backward()
+                i += 1
+            grads = (None if p.grad is None else p.grad.to_local().clone() for p in self.parameters)
+            found.append(dict(zip(self.names, grads, strict=True)))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return found
+
+
+def interrupted_step(trainer: Trainer, place: str, where: str, step: parity.Step, at: int) -> None:
     """The microbatches of `step`, of which number `at` raises; then zero_grad, as a user would."""
+    model, here = trainer.model, trainer.here
     for i, flags in enumerate(step[: at + 1]):
         parity.set_flags(model, flags)
         if i < at:
@@ -98,17 +132,19 @@ def interrupted_step(model: nn.Module, here: Rank, place: str, where: str, step:
         else:
             with exploding(places(model)[place], where), pytest.raises(BoomError):
                 FN.loss(model(FN.batch(here.rank, 7 + i)), here.rank).backward()
-    model.zero_grad()
+    trainer.optimizer.zero_grad()
+
+
+def assert_exact(trainer: Trainer, expected: list[dict[str, torch.Tensor | None]], where: str) -> None:
+    for number, (mine, right) in enumerate(zip(trainer.gradients(), expected, strict=True)):
+        parity.assert_equal(mine, right, f"{where}, step {number}")
 
 
 def after_exceptions(here: Rank, schedules: Sequence[parity.Schedule], accumulation: str, lazy: bool) -> None:
-    expected = list(parity.train(parity.build(FN, here, (2, 2), {}), FN, here.rank, STEPS))
     step = ACCUMULATION[accumulation]
-    model = parity.build(FN, here, (2, 2), {})
-    initial = [p.to_local().clone() for p in model.parameters()]  # type: ignore[attr-defined]
-    next(parity.train(model, FN, here.rank, [parity.PLAIN]))
-    model.zero_grad()
-    fresh = state_of(model)
+    trainer = Trainer(here)
+    expected = trainer.gradients()
+    fresh = state_of(trainer.model)
     memories: list[Any] = []
 
     def remembered() -> Any:
@@ -118,26 +154,20 @@ def after_exceptions(here: Rank, schedules: Sequence[parity.Schedule], accumulat
     options = replace(parity.LAZY if lazy else parity.EAGER, make_memory=remembered)
     for schedule, params in schedules:
         label = f"{schedule} {params}"
-        attachment = commplan.attach(model, schedule, options=options, **params)
-        for where in ("forward", "forward's end", "backward", "backward's end"):
-            for place in places(model):
+        attachment = commplan.attach(trainer.model, schedule, options=options, **params)
+        for where in WHERE:
+            for place in places(trainer.model):
                 for at in range(len(step)):
-                    interrupted_step(model, here, place, where, step, at)
-                    parity.restore(model, initial)
-                    for number, grads in enumerate(parity.train(model, FN, here.rank, STEPS)):
-                        parity.assert_equal(
-                            grads, expected[number], f"{label}: {where} of {place}, microbatch {at}, step {number}"
-                        )
+                    interrupted_step(trainer, place, where, step, at)
+                    assert_exact(trainer, expected, f"{label}: {where} of {place}, microbatch {at}")
                     assert memories[-1].live_bytes == 0, label
-        interrupted_step(model, here, "b.1", "backward", step, len(step) - 1)
+        interrupted_step(trainer, "b.1", "backward", step, len(step) - 1)
         attachment.detach()
         assert memories[-1].live_bytes == 0, label
-        parity.set_flags(model, {})
+        parity.set_flags(trainer.model, {})
+        assert_exact(trainer, expected, f"stock after {label}")
         gc.collect()
-        assert state_of(model) == fresh, label
-        parity.restore(model, initial)
-        for number, grads in enumerate(parity.train(model, FN, here.rank, STEPS)):
-            parity.assert_equal(grads, expected[number], f"stock after {label}, step {number}")
+        assert state_of(trainer.model) == fresh, label
 
 
 @pytest.mark.parametrize("accumulation", ACCUMULATION)

@@ -1,0 +1,70 @@
+"""A job as a launcher starts it, with a TCP store: processes that lost a peer really end, and say why; others end in peace."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SIZE = 4
+PATIENCE_S = float(os.environ.get("WORLD_TIMEOUT_S", "120"))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_job(victim: int, how: str) -> dict[int, tuple[int, str]]:
+    """Exit code and output of every rank but the victim. No rank may outlive the patience."""
+    port = str(free_port())
+    processes = {}
+    for rank in range(SIZE):
+        here = {"RANK": str(rank), "WORLD_SIZE": str(SIZE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        case = {"VICTIM": str(victim), "HOW": how, "LOSE_AT": "2", "TIMEOUT_S": "8"}
+        processes[rank] = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.job"],
+            cwd=ROOT,
+            env={**os.environ, **here, **case, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    try:
+        deadline_s = time.monotonic() + PATIENCE_S
+        found = {}
+        for rank, process in processes.items():
+            if rank != victim:
+                output, _ = process.communicate(timeout=max(1.0, deadline_s - time.monotonic()))
+                found[rank] = process.returncode, output
+        return found
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize("victim", [0, 3])
+def test_every_process_ends_with_a_named_error(victim: int, how: str) -> None:
+    """Rank 0 holds the store: with it, notes are gone, but not the errors."""
+    for rank, (code, output) in run_job(victim, how).items():
+        assert code == 1, (rank, code, output)
+        assert "commplan.errors." in output, output
+        assert "of module '" in output or "rank check" in output, output
+        if victim != 0:
+            assert "Ranks: " in output, output
+
+
+def test_a_job_without_a_fault_ends_in_peace() -> None:
+    for rank, (code, output) in run_job(-1, "").items():
+        assert (code, output.strip()) == (0, "trained"), rank
