@@ -57,8 +57,8 @@ def forgetful(module: Leaky) -> Iterator[None]:
     """Inside, an executor lets go of a buffer once it has issued its op, if the module says so."""
     original = Executor._run_op
 
-    def run_op(self: Executor, step: Any, instance: Any, waits: Any) -> None:
-        original(self, step, instance, waits)
+    def run_op(self: Executor, step: Any, instance: Any, *rest: Any) -> None:
+        original(self, step, instance, *rest)
         if instance is None or step.lane == COMPUTE_LANE:
             return
         if step.kind is Kind.REDUCE_SCATTER and instance.inputs and module.skips("reference to inputs"):
