@@ -80,7 +80,7 @@ def check(entries: Iterable[Entry]) -> list[str]:
     - After its release, whatever its pool's stream does next (with the memory, as far as anybody can tell) is behind all
       accesses.
     - An op begins behind the ops that it was asked to be behind, the op before it on its stream, and the point that compute had
-      reached when it was asked for, and ends behind its own kernels; compute goes on behind the ops that it was told to wait for.
+      reached when it was asked for, and ends behind its own kernels. Compute goes on behind the ops that it was to wait for.
     - An event is not recorded anew before the host has seen that every wait for it is over.
     - In the end, the stream on which the user goes on is behind every access.
     """

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commplan.errors import ExecutionError
 from commplan.execute.events import EventPool
 from commplan.execute.lanes import Interval, Task, Token, failure_of, timeout_error
 from commplan.execute.timeline import LazyIntervals, Span, Timeline
@@ -244,7 +243,7 @@ class StreamLanes:
                 if work is not None:
                     work.wait()
                 task.finish()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised again with the op's name
             elapsed_s = time.perf_counter() - begin_s
             has_expired = isinstance(error, RuntimeError) and elapsed_s >= self._timeout_s * 0.99
             self.fail(timeout_error(task, elapsed_s) if has_expired else failure_of(task, error))

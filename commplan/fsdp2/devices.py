@@ -37,9 +37,11 @@ def device_problems(device_of: Mapping[str, torch.device]) -> Iterator[str]:
                 f"module {name!r} is on {device}, whose module in torch lacks {', '.join(lacking)}: "
                 "schedules run on CPU, and on devices with streams and events, as CUDA's and NPU's"
             )
-    devices = {device: name for name, device in reversed(device_of.items())}
+    devices: dict[torch.device, str] = {}
+    for name, device in device_of.items():
+        devices.setdefault(device, name)
     if len(devices) > 1:
-        where = ", ".join(f"{name!r} on {device}" for device, name in reversed(devices.items()))
+        where = ", ".join(f"{name!r} on {device}" for device, name in devices.items())
         yield f"the model lies on {len(devices)} devices ({where}): one process drives one device"
 
 

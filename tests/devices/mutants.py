@@ -135,9 +135,7 @@ def is_timed(timeline: Any) -> bool:
 def is_waited_for(entries: Sequence[Entry], place: int) -> bool:
     """Whether the entry is a wait, or a record that the device waits for or the host asks for."""
     entry = entries[place]
-    return entry.did is not Did.RECORD or any(
-        e.did in {Did.WAIT, Did.SEEN} and e.event == entry.event for e in entries[place:]
-    )
+    return entry.did is not Did.RECORD or any(e.did in {Did.WAIT, Did.SEEN} and e.event == entry.event for e in entries[place:])
 
 
 def is_implied(entries: Sequence[Entry], place: int) -> bool:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 from device_check_run.rows import Row, merge
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def device_check(*arguments: str) -> subprocess.CompletedProcess[str]:

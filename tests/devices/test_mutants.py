@@ -27,7 +27,7 @@ ALL_REDUCES = (False, True, True)
 
 def join_nobody() -> None:
     """Be one rank of two, the other of which does not exist: collectives end at once, and only their order matters."""
-    import torch.testing._internal.distributed.fake_pg  # noqa: F401 - makes the backend known
+    import torch.testing._internal.distributed.fake_pg
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module=r"torch\b")

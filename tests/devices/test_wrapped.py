@@ -37,7 +37,12 @@ def wrapped(here: Rank, keeps_name: bool) -> dict[str, int]:
             stack.enter_context(patch.object(owner, name, wrapper_of(getattr(owner, name), name)))
         steps = [parity.PLAIN, parity.NO_ALL_REDUCE]
         parity.compare(
-            here, name="FN", shape=(2, 2), steps=steps, sharding={"bf16": True}, schedules=parity.LIBRARY if keeps_name else parity.DIFFERENT
+            here,
+            name="FN",
+            shape=(2, 2),
+            steps=steps,
+            sharding={"bf16": True},
+            schedules=parity.LIBRARY if keeps_name else parity.DIFFERENT,
         )
     return dict(calls)
 

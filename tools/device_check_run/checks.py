@@ -194,7 +194,9 @@ class Checks:
     def _build(self, bf16: bool) -> nn.Module:
         torch.manual_seed(0)
         model = Model().to(self.device)
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
+        policy = (
+            MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
+        )
         for block in model.blocks:
             fully_shard(block, mesh=self.mesh, mp_policy=policy)
         return fully_shard(model, mesh=self.mesh, mp_policy=policy)

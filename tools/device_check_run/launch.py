@@ -48,7 +48,7 @@ def _collect(pipes: list[Connection], limit_s: float) -> tuple[list[list[Row]], 
     while open_pipes:
         ready = wait(list(open_pipes), timeout=max(0.0, limit_s - time.monotonic()))
         if not ready:
-            missing |= {rank: "it did not finish in time" for rank in open_pipes.values()}
+            missing |= dict.fromkeys(open_pipes.values(), "it did not finish in time")
             break
         for pipe in ready:
             assert isinstance(pipe, Connection)
