@@ -50,7 +50,7 @@ def timeline(table: ModuleTable) -> Timeline:
     """The hooks of `table`: each module's post-backward hook in completion order, before it every pre-backward hook up to
     its own, in need order, that has not opened yet; then root.
     """
-    completion = tuple(i for i, module in enumerate(table.modules) if module.trainable)
+    completion, need = orders(table)
     place_in_need = {module: i for i, module in enumerate(table.need_order)}
     points: list[HookPoint] = []
     pre: list[int] = []
@@ -65,4 +65,14 @@ def timeline(table: ModuleTable) -> Timeline:
         post.append(len(points))
         points.append(HookPoint(Section.POST_BACKWARD, n, module, n + 1))
     points.append(HookPoint(Section.ROOT, 0, -1, len(completion)))
-    return Timeline(tuple(points), completion, table.need_order[: len(pre)], tuple(pre), tuple(post), tuple(first_pre))
+    return Timeline(tuple(points), completion, need, tuple(pre), tuple(post), tuple(first_pre))
+
+
+def orders(table: ModuleTable) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Indices into the table of the modules with something to reduce, as they complete, and of those whose parameters are
+    needed before the last of these is complete, as they are needed.
+    """
+    completion = tuple(i for i, module in enumerate(table.modules) if module.trainable)
+    left = set(completion)
+    last = max((i for i, module in enumerate(table.need_order) if module in left), default=-1)
+    return completion, table.need_order[: last + 1]

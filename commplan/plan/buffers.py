@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from commplan.graph.timeline import timeline
+from commplan.graph.timeline import orders
 from commplan.language.modules import Module, ModuleTable
 from commplan.ops import ITEMSIZE_BYTES, Kind, OpId, Section, When
 from commplan.plan.model import Backwards, Buffer, BufferKind, Hook, OpStep
@@ -59,7 +59,7 @@ class _Ledger:
     @classmethod
     def of(cls, hooks: Sequence[Hook], table: ModuleTable, order: StepOrder) -> _Ledger:
         """Sort the steps of `hooks`."""
-        points = timeline(table)
+        completion, need = orders(table)
         by_kind: dict[Kind, dict[int, _Group]] = {kind: {} for kind in Kind}
         hook_end: dict[int, int] = {}
         compute_end: dict[str, int] = {}
@@ -78,8 +78,8 @@ class _Ledger:
         modules = table.modules
         return cls(
             order,
-            [modules[i] for i in points.completion],
-            [modules[i] for i in points.need],
+            [modules[i] for i in completion],
+            [modules[i] for i in need],
             by_kind,
             hook_end,
             compute_end,
