@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,9 @@ try:
     __version__ = version("commplan")
 except PackageNotFoundError:  # a bare checkout
     __version__ = "0+unknown"
+
+# Whether and where messages appear is for the program to say.
+logging.getLogger("commplan").addHandler(logging.NullHandler())
 
 _TORCH_SIDE = ("Attachment", "Options", "attach", "describe")
 

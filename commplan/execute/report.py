@@ -81,7 +81,8 @@ def stats(report: BackwardReport) -> dict[str, float]:
         "commplan/peak_bytes": report.peak_bytes,
         "commplan/declared_peak_bytes": report.declared_peak_bytes,
     }
-    for lane, scope in {None: "commplan", **{lane: f"commplan/{lane}" for lane in report.lanes}}.items():
+    for lane in (None, *report.lanes):
+        scope = "commplan" if lane is None else f"commplan/{lane}"
         found[f"{scope}/hidden_s"] = report.hidden_s(lane)
         found[f"{scope}/exposed_s"] = report.exposed_s(lane)
         found[f"{scope}/idle_s"] = report.idle_s(lane)

@@ -18,17 +18,21 @@ import torch.distributed as dist
 from torch import nn
 
 from commplan import compiler
-from commplan.errors import AttachError
+from commplan.errors import AttachError, ExecutionError
 from commplan.execute.agreement import REFUSED, agree
+from commplan.execute.board import Board
 from commplan.execute.control import Control, Message
 from commplan.execute.executor import Executor, Machinery
 from commplan.execute.lanes import Lanes
 from commplan.execute.lookout import Lookout
 from commplan.execute.memory import Memory
-from commplan.execute.report import BackwardReport
+from commplan.execute.peers import Peers
+from commplan.execute.report import BackwardReport, stats
+from commplan.execute.sight import Report, describe_backward
 from commplan.execute.supported import refuse_unsupported
 from commplan.fsdp2 import torch_faults as faults
 from commplan.fsdp2 import torch_private as private
+from commplan.fsdp2.announce import log_attached, log_recompiled, warn_of_obstacles
 from commplan.fsdp2.devices import backend_for, device_problems, group_timeout, lanes_for
 from commplan.fsdp2.driver import Driver, Recompile
 from commplan.fsdp2.groups import Group, Orders, find_groups, guess_orders, make_table, root_modules
@@ -65,9 +69,10 @@ class Options:
 class Attachment:
     """A schedule at work on a model. Also a context manager that detaches at its end."""
 
-    def __init__(self, driver: Driver, groups: Sequence[dist.ProcessGroup]) -> None:
+    def __init__(self, driver: Driver, groups: Sequence[dist.ProcessGroup], peers: Peers) -> None:
         self._driver = driver
         self._groups = list(groups)
+        self._peers = peers
 
     @property
     def plan(self) -> Plan:
@@ -78,6 +83,32 @@ class Attachment:
     def last_backward(self) -> BackwardReport | None:
         """What happened in the last backward of this rank that reduced anything."""
         return self._driver.executor.last_report
+
+    def stats(self) -> dict[str, float]:
+        """Figures of this rank's last backward for a logger, "commplan/exposed_s" and others; empty before the first.
+
+        Asks no other rank. On a device it waits until the last backward is over there.
+        """
+        return {} if self.last_backward is None else stats(self.last_backward)
+
+    def report(self, *, local: bool = False, timeout_s: float = 60.0) -> Report:
+        """What happened in the last backward, and why collectives were exposed. Its `str` is a table.
+
+        Every rank of the model has to call it, after the same backward: they find out who waited for whom.
+
+        Args:
+            local: ask no other rank; times of peers stay unknown.
+            timeout_s: how long to wait for the other ranks.
+
+        Raises:
+            ExecutionError: ranks did not come within the timeout, or come from different backwards; names them.  Training
+                may go on.
+        """
+        last = self.last_backward
+        arrivals = None if local else self._peers.meet(last, timeout_s)
+        if last is None:
+            raise ExecutionError("report() before the first backward that reduces anything")
+        return describe_backward(last, dist.get_rank(), arrivals)
 
     def detach(self) -> None:
         """Give the model back to FSDP2 as it was. Gradients of an unfinished backward are dropped. May be called twice."""
@@ -130,6 +161,8 @@ def attach(
         everyone = sorted({r for g in groups for r in private.mesh_facts(g.raw).ranks})
         for problem in _problems(model, groups):
             raise AttachError(problem)
+        if rank == everyone[0]:
+            warn_of_obstacles(groups[0].raw.device)
         spec = resolve(schedule)
         orders = guess_orders(model, groups)
         plan = compiler.compile(spec, make_table(groups, orders), **params)
@@ -153,6 +186,7 @@ def attach(
     except BaseException:
         attachment.detach()
         raise
+    log_attached(plan, groups[0].raw.device)
     return attachment
 
 
@@ -215,7 +249,12 @@ def _install(prepared: _Prepared, options: Options, agreement: str) -> Attachmen
         store = faults.own_store(private.default_store())
         lookout = Lookout(store, agreement, dist.get_rank(), prepared.ranks, options.timeout_s)
         machinery = Machinery(
-            options.make_lanes(prepared.groups[0].raw.device, options.timeout_s), options.make_memory(), control, options.rank_checks == "always", lookout
+            options.make_lanes(prepared.groups[0].raw.device, options.timeout_s),
+            options.make_memory(),
+            control,
+            options.rank_checks == "always",
+            lookout,
+            private.profiler_range,
         )
         executor = Executor(prepared.plan, [units[i] for i in prepared.orders.completion], machinery)
         recompile = _recompiler(prepared, control)
@@ -232,7 +271,8 @@ def _install(prepared: _Prepared, options: Options, agreement: str) -> Attachmen
         for process_group in maker.made:
             private.end_group(process_group)
         raise
-    return Attachment(driver, maker.made)
+    board = Board(faults.own_store(private.default_store()), agreement, dist.get_rank(), prepared.ranks)
+    return Attachment(driver, maker.made, Peers(board))
 
 
 def _recompiler(prepared: _Prepared, control: Control | None) -> Recompile:
@@ -243,6 +283,7 @@ def _recompiler(prepared: _Prepared, control: Control | None) -> Recompile:
         plan = compiler.compile(prepared.spec, make_table(groups, orders), **params)
         if control is not None:
             control.agree(Message.MODULE_ORDER, [m.name for m in plan.modules.modules])
+        log_recompiled(plan)
         return plan
 
     return recompile
@@ -263,7 +304,9 @@ class _GroupMaker:
 
     def make(self, ranks: Sequence[int], purpose: str, backend: str) -> dist.ProcessGroup:
         """A new group over `ranks`."""
-        group = private.new_group(f"{self._prefix}/{purpose}/{min(ranks)}", ranks, backend, group_timeout(backend, self._timeout_s))
+        group = private.new_group(
+            f"{self._prefix}/{purpose}/{min(ranks)}", ranks, backend, group_timeout(backend, self._timeout_s)
+        )
         self.made.append(group)
         return group
 

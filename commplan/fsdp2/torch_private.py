@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, cast
@@ -43,6 +44,11 @@ ReduceOp = dist.ReduceOp | dist.ReduceOp.RedOpType
 def in_autograd() -> bool:
     """Whether this thread is inside a backward."""
     return torch._C._current_graph_task_id() != -1
+
+
+def profiler_range(name: str) -> AbstractContextManager[object]:
+    """A range of torch's profiler, if one is active: the public `record_function` takes microseconds even where none is."""
+    return torch.profiler.record_function(name) if torch.autograd.profiler._is_profiler_enabled else nullcontext()
 
 
 def default_store() -> Store:
