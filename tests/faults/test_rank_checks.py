@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 import commplan
 from commplan.errors import AttachError, DivergenceError, ExecutionError
+from commplan.execute.workers import WorkerLanes
 from commplan.fsdp2 import Options
 from tests.worlds import models, parity, reference
 from tests.worlds.lazy import LazyLanes
@@ -110,6 +112,43 @@ def test_equal_sizes_of_different_parameters(worlds: Worlds, rank_checks: str) -
     found = worlds.of(4).run(different_parameters, schedule="pipelined_allreduce", uses=uses, rank_checks=rank_checks)
     for message in found:
         assert re.search(r"rank\(s\) 2, 3 have .*parameters \(2, 3\).* rank\(s\) 0, 1 have .*parameters \(0, 1\)", message)
+
+
+class Unblocked(WorkerLanes):
+    """As on a device: backward returns before the outcome of the rank check is known."""
+
+    @property
+    def blocks_host(self) -> bool:
+        return False
+
+
+def learns_later(here: Rank, comes_next: str) -> str:
+    model = make_pair(here)
+    model.uses = "aacc"[here.rank]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = [p.to_local().clone() for p in model.parameters()]
+    options = Options(timeout_s=TIMEOUT_S, make_lanes=lambda device, timeout_s: Unblocked(timeout_s))
+    with commplan.attach(model, "pipelined_allreduce", options=options):
+        with pytest.raises(ExecutionError, match="ranks disagree on backward 1") as caught:
+            model(FN.batch(here.rank, 0)).sum().backward()
+            if comes_next == "step":
+                optimizer.step()
+            else:
+                # A forward looks, but does not wait.
+                while True:
+                    model.unshard()
+                    model(FN.batch(here.rank, 0))
+                    time.sleep(0.01)
+        assert all(p.grad is None for p in model.parameters())
+        assert all(torch.equal(p.to_local(), b) for p, b in zip(optimizer.param_groups[0]["params"], before, strict=True))
+        dist.barrier()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("comes_next", ["step", "forward"])
+def test_where_backward_does_not_wait_the_next_call_raises(worlds: Worlds, comes_next: str) -> None:
+    for message in worlds.of(4).run(learns_later, comes_next=comes_next):
+        assert "rank(s) 2, 3 have" in message
 
 
 def different_modules(here: Rank, uses: list[tuple[int, ...]]) -> str:
