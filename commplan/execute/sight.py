@@ -77,7 +77,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts; times in seconds."""
-        return asdict(self)
+        return asdict(self, dict_factory=_with_lists)
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -127,6 +127,10 @@ def _op(explainer: Explainer, run: Run) -> OpReport:
         run.last_peer[1] if run.last_peer is not None else None,
         explainer.reasons(run),
     )
+
+
+def _with_lists(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in pairs}
 
 
 # The text.
