@@ -315,6 +315,7 @@ def take_gradients(group: ParamGroup) -> dict[int, torch.Tensor]:
         Position -> whole gradient (the compute dtype, or the reduce dtype where microbatches were accumulated); empty
         where there is none, or where this backward only accumulates.
     """
+    releases.end_recomputations(group)
     group._training_state = common.TrainingState.POST_BACKWARD
     # A parameter that was never gathered has no gradient yet, and no place for one.
     used = [(position, p) for position, p in enumerate(group.fsdp_params) if hasattr(p, "_unsharded_param")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 import subprocess
 import sys
 import types
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
+import commplan
 from commplan.errors import AttachError
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2 import torch_releases as releases
@@ -174,6 +176,83 @@ def refusal() -> str:
     assert torch.__version__ in message
     assert all(release in message for release in releases.RELEASES)
     return message
+
+
+# What torch-npu's `fully_shard` does: it wraps methods of all parameter groups, and does not say what it wraps.
+
+
+def skipping_post_forward(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(self: Any, module: nn.Module, args: Any, output: Any) -> Any:
+        if getattr(self, "_skip_post_forward", False):
+            return output
+        output = inner(self, module, args, output)
+        self._skip_post_forward = True
+        return output
+
+    return wrapper
+
+
+def unskipping_post_backward(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(self: Any) -> None:
+        self._skip_post_forward = False
+        inner(self)
+
+    return wrapper
+
+
+@contextmanager
+def vendor() -> Iterator[list[str]]:
+    """FSDP2 as a vendor wraps it; the wrappers' fingerprints."""
+    group = _fsdp_param_group.FSDPParamGroup
+    wrappers = [skipping_post_forward(group.post_forward), unskipping_post_backward(group.post_backward)]
+    with patch.object(group, "post_forward", wrappers[0]), patch.object(group, "post_backward", wrappers[1]):
+        yield [hashlib.sha256(releases._source(wrapper).encode()).hexdigest()[:16] for wrapper in wrappers]
+
+
+def test_a_vendors_wrapper_is_refused_unless_it_is_known() -> None:
+    right = releases.fingerprint()
+    with vendor() as known:
+        assert "fingerprint" in refusal()
+        with patch.object(releases, "WRAPPERS", dict.fromkeys(known[:1])):
+            assert "fingerprint" in refusal()
+        with patch.object(releases, "WRAPPERS", dict.fromkeys(known)):
+            assert releases.fingerprint() == right
+            releases.require_known_torch()
+
+
+def test_what_is_inside_a_vendors_wrapper_counts() -> None:
+    def replaced(self: Any, *args: Any) -> None:
+        pass
+
+    with patch.object(_fsdp_param_group.FSDPParamGroup, "post_backward", replaced), vendor() as known:  # noqa: SIM117
+        with patch.object(releases, "WRAPPERS", dict.fromkeys(known)):
+            assert "fingerprint" in refusal()
+
+
+def under_a_vendor(here: Rank) -> None:
+    def run(schedule: str | None) -> tuple[list[Any], list[Any]]:
+        model = parity.build(FN, here, (2, 2), {"reshard": True})
+        attachment = commplan.attach(model, schedule) if schedule else None
+        grads = list(parity.train(model, FN, here.rank, [parity.PLAIN, parity.NO_SYNC, parity.PLAIN]))
+        output = model(FN.batch(here.rank, 9))
+        groups = [g for _, state in private.states(model) for g in private.groups(state)]
+        sharded = [(str(g._sharded_state), g._skip_post_forward) for g in groups]
+        FN.loss(output, here.rank).backward()
+        if attachment:
+            attachment.detach()
+        return grads, sharded
+
+    with vendor() as known, patch.object(releases, "WRAPPERS", dict.fromkeys(known)):
+        stock, stock_sharded = run(None)
+        for schedule in ("delayed_allreduce", "bucketed_pipeline_depth2"):
+            grads, sharded = run(schedule)
+            assert sharded == stock_sharded
+            for mine, theirs in zip(grads, stock, strict=True):
+                parity.assert_equal(mine, theirs, schedule)
+
+
+def test_attached_on_top_of_a_vendors_wrappers(worlds: Worlds) -> None:
+    worlds.of(4).run(under_a_vendor)
 
 
 def test_a_function_that_somebody_replaced_is_refused() -> None:
