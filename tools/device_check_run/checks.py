@@ -15,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import commplan
 from commplan.execute.happens_before import check as judge
 from commplan.execute.lanes import Task
+from commplan.execute.report import BackwardReport
 from commplan.execute.streams import DeviceHooks, StreamLanes
 from commplan.execute.trace_log import RecordedLanes, TracedModule, TraceLog
 from commplan.fsdp2 import Options
@@ -130,7 +131,7 @@ class Checks:
                     work(0)
                 lanes.drain()
                 ops, waits = lanes.take_intervals()
-            report = commplan.execute.report.BackwardReport(0.0, 0.0, tuple(ops), tuple(waits), 0, 0)
+            report = BackwardReport(0.0, 0.0, tuple(ops), tuple(waits), 0, 0)
             span_s = max(i.end_s for i in (*ops, *waits)) - min(i.begin_s for i in ops)
             lanes.close()
             return report.hidden_s(), report.exposed_s(), span_s
