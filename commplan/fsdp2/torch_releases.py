@@ -225,7 +225,7 @@ def foreign_reduce_scatter(group: Any) -> str | None:
 
 
 def end_recomputations(group: Any) -> None:
-    """What torch-npu's `fully_shard` does in front of a post-backward since 2.11: recomputed forwards reshard nothing."""
+    """What torch-npu's `fully_shard` does in front of a post-backward since 2.10: recomputed forwards reshard nothing."""
     if "_skip_post_forward" in vars(group):
         group._skip_post_forward = False
 
