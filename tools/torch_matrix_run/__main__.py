@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 from torch_matrix_run.environment import ROOT, InstallError, end_on_signals, throwaway
 from torch_matrix_run.outcome import FAILED, NOT_INSTALLED, PASSED, Outcome, as_json, details, exit_code, read_report, table
 
-TESTS: Final = ("worlds", "fsdp2", "execute", "faults", "models", "public_cases", "devices")
+TESTS: Final = ("worlds", "fsdp2", "execute", "faults", "models", "public_cases", "devices", "sight")
 """Folders under tests/ whose tests run the executor or meet FSDP2."""
 
 
