@@ -139,7 +139,10 @@ def is_waited_for(entries: Sequence[Entry], place: int) -> bool:
 
 
 def is_implied(entries: Sequence[Entry], place: int) -> bool:
-    """Whether the order made by the wait or record at `place` is also made without it: there is another path."""
+    """Whether the order made by the wait or record at `place` is also made without it: there is another path.
+
+    Waits that follow each other on a stream are one: nothing runs there before the last of them.
+    """
     record_of = {e.event: at for at, e in enumerate(entries) if e.did is Did.RECORD}
     entry = entries[place]
     if entry.did is Did.WAIT:
@@ -158,14 +161,24 @@ def is_implied(entries: Sequence[Entry], place: int) -> bool:
         last[e.stream] = at
         if e.did is Did.WAIT and e.event in record_of and (record_of[e.event], at) not in cut:
             edges[record_of[e.event]].append(at)
-    return all(_reaches(edges, begin, end) for begin, end in cut)
+    return all(_reaches(edges, begin, _row_of_waits(entries, end)) for begin, end in cut)
 
 
-def _reaches(edges: dict[int, list[int]], begin: int, end: int) -> bool:
+def _row_of_waits(entries: Sequence[Entry], at: int) -> set[int]:
+    row = {at}
+    for later in range(at + 1, len(entries)):
+        if entries[later].stream == entries[at].stream:
+            if entries[later].did is not Did.WAIT:
+                break
+            row.add(later)
+    return row
+
+
+def _reaches(edges: dict[int, list[int]], begin: int, ends: set[int]) -> bool:
     seen, queue = {begin}, deque([begin])
     while queue:
         for at in edges[queue.popleft()]:
-            if at == end:
+            if at in ends:
                 return True
             if at not in seen:
                 seen.add(at)
