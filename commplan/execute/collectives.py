@@ -7,7 +7,9 @@ writes to those, since memory that a lane allocates would go back to the lane's 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -18,6 +20,7 @@ from commplan.execute.instance import Instance, PartialSum, add_into, merge_layo
 from commplan.execute.interface import Unit
 from commplan.execute.lanes import Task
 from commplan.execute.memory import Memory
+from commplan.execute.ranges import Range, no_range, op_range
 from commplan.ops import Kind, OpId
 
 
@@ -31,6 +34,11 @@ class Store:
     memory: Memory
     partial_sums: dict[Unit, PartialSum] = field(default_factory=dict)
     irregular_bytes: int = 0
+    make_range: Range = no_range
+
+    def around(self, op: OpId, unit: Unit) -> Callable[[], AbstractContextManager[object]]:
+        """Makes the range that a profiler shows while an op runs."""
+        return partial(self.make_range, op_range(op, unit.name))
 
     @property
     def partial_bytes(self) -> int:
@@ -60,7 +68,7 @@ def reduce_scatter(op: OpId, instance: Instance, store: Store) -> Task | None:
         return None
 
     group = reduction.shard_group
-    return Task(str(op), unit.name, _group_name(group), start, add_previous, process_group=group)
+    return Task(str(op), unit.name, _group_name(group), start, add_previous, process_group=group, around=store.around(op, unit))
 
 
 def all_reduce(op: OpId, instance: Instance, store: Store) -> Task | None:
@@ -81,7 +89,8 @@ def all_reduce(op: OpId, instance: Instance, store: Store) -> Task | None:
         return dist.all_reduce(shard, reduction.replicate_op, reduction.replicate_group, async_op=True)
 
     group = reduction.replicate_group
-    return Task(str(op), instance.unit.name, _group_name(group), start, nothing, process_group=group)
+    around = store.around(op, instance.unit)
+    return Task(str(op), instance.unit.name, _group_name(group), start, nothing, process_group=group, around=around)
 
 
 def apply(op: OpId, instance: Instance, store: Store) -> Task | None:
@@ -100,7 +109,8 @@ def apply(op: OpId, instance: Instance, store: Store) -> Task | None:
         if gradient is not shard:
             gradient.copy_(shard)
 
-    return Task(str(op), instance.unit.name, "this rank", start, nothing, is_communication=False)
+    around = store.around(op, instance.unit)
+    return Task(str(op), instance.unit.name, "this rank", start, nothing, is_communication=False, around=around)
 
 
 def _accumulate(instance: Instance, shard: torch.Tensor, store: Store) -> Callable[[], None]:

@@ -28,7 +28,7 @@ from commplan.execute.lanes import Lanes, Task, Token
 from commplan.execute.lookout import Lookout, Place
 from commplan.execute.memory import Memory
 from commplan.execute.program import Program, index_plan
-from commplan.execute.ranges import WAIT, GroupRanks, Range, in_range, no_range
+from commplan.execute.ranges import WAIT, GroupRanks, Range, no_range
 from commplan.execute.report import BackwardReport
 from commplan.ops import COMPUTE_LANE, Kind, Section
 from commplan.plan.model import Buffer, BufferKind, OpStep, Plan, Step, WaitStep
@@ -86,7 +86,7 @@ class Executor:
         self._group_ranks = GroupRanks()
         self._failure: ExecutionError | None = None
         self.host_wait: tuple[str, float] | None = None
-        self._store = Store(machinery.memory)
+        self._store = Store(machinery.memory, make_range=machinery.make_range)
         self._backward: Backward | None = None
         self._num_backwards = 0
         self.last_report: BackwardReport | None = None
@@ -351,10 +351,8 @@ class Executor:
 
     def _run_op(self, step: OpStep, instance: Instance | None, waits: list[Token], why: str = "") -> None:
         task = None if instance is None else TASKS[step.kind](step.op, instance, self._store)
-        if task is not None:
-            task = in_range(task, step.op, self._make_range)
-            if task.process_group is not None:
-                self._current().ranks_of[task.op] = self._group_ranks.of(task.process_group)
+        if task is not None and task.process_group is not None:
+            self._current().ranks_of[task.op] = self._group_ranks.of(task.process_group)
         if task is not None and instance is not None and task.is_communication and not instance.is_agreed:
             task = self._after_agreement(task, instance)
         if step.lane == COMPUTE_LANE:

@@ -7,6 +7,7 @@ only when something went wrong.  The first rank that gives up leaves the cause, 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import textwrap
 import threading
@@ -19,6 +20,8 @@ from torch.distributed.distributed_c10d import Store
 
 from commplan.errors import ExecutionError
 from commplan.execute.ranks import listed
+
+logger = logging.getLogger("commplan")
 
 NOTES_A_TIMEOUT = 4
 
@@ -145,6 +148,7 @@ class Lookout:
         waiting = tuple(op for op, begin_s in place.in_flight if now_s - begin_s > self._tick_s)
         if waiting and waiting != self._noted:
             self._note(str(place))
+            logger.warning("%s: longer than %.1f s, %s", " and ".join(waiting), self._tick_s, place.where)
         self._noted = waiting
         if waiting and (cause := self._cause()):
             self._fail(ExecutionError(f"{' and '.join(waiting)} can't end: {cause}"))

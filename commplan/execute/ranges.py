@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import partial
 
 import torch.distributed as dist
 
-from commplan.execute.lanes import Task
 from commplan.ops import OpId
 
 Range = Callable[[str], AbstractContextManager[object]]
@@ -26,11 +23,6 @@ def op_range(op: OpId, module: str) -> str:
 def no_range(name: str) -> AbstractContextManager[object]:
     """Of no use to a profiler."""
     return nullcontext()
-
-
-def in_range(task: Task, op: OpId, make: Range) -> Task:
-    """`task`, in its range while its lane runs it."""
-    return replace(task, around=partial(make, op_range(op, task.module)))
 
 
 class GroupRanks:
