@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 
 from commplan.errors import Span
 from commplan.execute.lanes import Interval
@@ -119,7 +120,7 @@ class Explainer:
         told = list(dict.fromkeys(self._relation(run, wait) for wait in waits))
         yield from told[:MAX_WAITS_TOLD]
         if len(told) > MAX_WAITS_TOLD:
-            yield f"and in {len(told) - MAX_WAITS_TOLD} more waits"
+            yield f"and {len(told) - MAX_WAITS_TOLD} more of this kind"
 
     def _relation(self, run: Run, wait: _Wait) -> str:
         if wait.is_tail:
@@ -239,7 +240,7 @@ def _module(plan: Plan, n: int) -> str:
 
 
 def _at(span: Span | None) -> str:
-    return "" if span is None else f", {span.file}:{span.line}"
+    return "" if span is None else f", {PurePath(span.file).name}:{span.line}"
 
 
 def _listed(names: Sequence[str]) -> str:
