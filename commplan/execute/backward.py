@@ -21,13 +21,14 @@ class Backward:
         extra: reductions of modules that were reduced already in this backward.
         tokens: the end of each op that was issued.
         record: what this rank did, in words that must be equal on every rank.
+        previous_bytes: module -> bytes of the partial sum that earlier backwards left.
+        waiting: module -> bytes of gradients that came before their hook could open, and the step that was next then.
         irregular_bytes: memory that no plan can foresee: late modules and extra reductions.
-        partial_bytes: partial sums that earlier backwards left.
         ranks_of: the ranks of each collective's process group, by the op's name.
     """
 
     begin_s: float
-    partial_bytes: int
+    previous_bytes: dict[int, int]
     number: int
     cursor: int = 0
     is_collecting: bool = False
@@ -36,6 +37,7 @@ class Backward:
     extra: list[tuple[int, Instance]] = field(default_factory=list)
     tokens: dict[OpId, Token] = field(default_factory=dict)
     record: list[str] = field(default_factory=list)
+    waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
     irregular_bytes: int = 0
     ranks_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
 

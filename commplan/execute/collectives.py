@@ -40,11 +40,6 @@ class Store:
         """Makes the range that a profiler shows while an op runs."""
         return partial(self.make_range, op_range(op, unit.name))
 
-    @property
-    def partial_bytes(self) -> int:
-        """Bytes of the partial sums that are kept."""
-        return sum(p.buffer.nbytes for p in self.partial_sums.values())
-
 
 def reduce_scatter(op: OpId, instance: Instance, store: Store) -> Task | None:
     """Pack the gradients, reduce-scatter them, add what an earlier backward left."""
@@ -80,6 +75,7 @@ def all_reduce(op: OpId, instance: Instance, store: Store) -> Task | None:
         _divide(whole, reduction.predivide)
         _divide(whole, reduction.local_divide)
         _accumulate(instance, whole, store)()
+        instance.release_inputs(store.memory)
     if not instance.all_reduce:
         return None
     shard = instance.shard

@@ -22,6 +22,7 @@ from commplan.errors import DivergenceError, ExecutionError
 from commplan.execute.backward import Backward
 from commplan.execute.collectives import TASKS, Store, placeholder
 from commplan.execute.control import Check, Control, Message
+from commplan.execute.declared import declared_bytes
 from commplan.execute.instance import Instance, PartialSum
 from commplan.execute.interface import Gradients, Unit
 from commplan.execute.lanes import Lanes, Task, Token
@@ -60,7 +61,7 @@ def _on_compute(method: Callable[Concatenate[Executor, P], None]) -> Callable[Co
     """`method`, whose allocations, waits and releases belong to compute as the lanes see it."""
 
     @functools.wraps(method)
-    def wrapped(self: Executor, *args: P.args, **kwargs: P.kwargs) -> None:
+    def wrapped(self: Executor, /, *args: P.args, **kwargs: P.kwargs) -> None:
         with self._lanes.compute():
             method(self, *args, **kwargs)
 
@@ -289,7 +290,7 @@ class Executor:
             else:
                 self._open_through(position)
             if position >= backward.cursor:
-                backward.irregular_bytes += gradients.size_bytes
+                backward.waiting[module] = (gradients.size_bytes, self._program.first_step[backward.cursor])
             instance.hold_gradients(self._memory)
 
     def _finish_all(self) -> None:
@@ -316,7 +317,9 @@ class Executor:
         if self._backward is None:
             self.raise_failure()
             self._memory.restart_peak()
-            self._backward = Backward(time.perf_counter(), self._store.partial_bytes, self._num_backwards + 1)
+            sums = self._store.partial_sums
+            previous_bytes = {module: sums[unit].buffer.nbytes for module, unit in enumerate(self._units) if unit in sums}
+            self._backward = Backward(time.perf_counter(), previous_bytes, self._num_backwards + 1)
         return self._backward
 
     def _open_through(self, position: int) -> None:
@@ -440,22 +443,20 @@ class Executor:
 
     def _finish(self) -> None:
         backward = self._current()
-        partial_bytes = max(backward.partial_bytes, self._store.partial_bytes)
         for instance in backward.instances:
             instance.release_inputs(self._memory)
             instance.write()
             instance.release_shard(self._memory)
         ops, waits = self._lanes.take_intervals()
-        irregular_bytes = backward.irregular_bytes + self._store.irregular_bytes
+        backward.irregular_bytes += self._store.irregular_bytes
         self._store.irregular_bytes = 0
-        declared_bytes = self._program.peak_bytes + partial_bytes + irregular_bytes
         self.last_report = BackwardReport(
             backward.begin_s,
             time.perf_counter(),
             ops,
             waits,
             self._memory.peak_bytes,
-            declared_bytes,
+            declared_bytes(self._program, backward),
             self._num_backwards,
             self._program.plan,
             backward.ranks_of,

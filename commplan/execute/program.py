@@ -36,6 +36,11 @@ class Program:
         """The position of the root hook."""
         return len(self.hooks) - 1
 
+    @property
+    def end(self) -> int:
+        """The number of steps."""
+        return self.first_step[-1] + len(self.hooks[-1].steps)
+
 
 def index_plan(plan: Plan) -> Program:
     """Index `plan`."""
