@@ -45,8 +45,12 @@ class _Judge:
     problems: list[str] = field(default_factory=list)
 
     def tick(self, stream: str) -> int:
-        """A point on `stream` behind all before it."""
+        """A point on `stream` behind all before it, where memory may be used."""
         self.reuse(stream)
+        return self.advance(stream)
+
+    def advance(self, stream: str) -> int:
+        """A point on `stream` behind all before it."""
         clock = self.clocks.setdefault(stream, {})
         clock[stream] = clock.get(stream, 0) + 1
         return clock[stream]
@@ -128,7 +132,7 @@ def _seen(judge: _Judge, entry: Entry) -> None:
 
 
 def _wait(judge: _Judge, entry: Entry) -> None:
-    judge.waits.setdefault(entry.event, []).append((entry.stream, judge.tick(entry.stream)))
+    judge.waits.setdefault(entry.event, []).append((entry.stream, judge.advance(entry.stream)))
     clock = judge.clocks.setdefault(entry.stream, {})
     for stream, point in judge.events.get(entry.event, {}).items():
         clock[stream] = max(clock.get(stream, 0), point)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from commplan.execute.memory import Memory
-from commplan.execute.trace_log import RecordedLanes, TracedModule, TraceLog
+from commplan.execute.trace_log import Did, RecordedLanes, TracedModule, TraceLog
 from commplan.fsdp2 import Options
 from tests.devices.fake import Collectives, FakeModule, Pace
 from tests.worlds.lazy import PoisonedMemory
@@ -53,7 +53,9 @@ class Device:
     def read(self, model: torch.nn.Module) -> dict[str, Any]:
         """This rank's gradients, read as a user would, on the stream that is current."""
         with self.lanes[-1].watching():
-            return {
+            found = {
                 name: None if p.grad is None else p.grad.to_local().clone()  # type: ignore[attr-defined]
                 for name, p in model.named_parameters()
             }
+        self.log.add(Did.LEAVE, self.module.current_stream(CPU).name)
+        return found

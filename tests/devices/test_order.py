@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 import torch
 
 import commplan
 from commplan.execute.happens_before import check
+from commplan.execute.streams import StreamLanes
 from tests.devices.fake import Pace
 from tests.devices.recording import Device
 from tests.worlds import parity
@@ -63,8 +65,8 @@ def test_modules_that_come_otherwise(worlds: Worlds, name: str) -> None:
     worlds.of(4).run(in_order, name=name, pace=Pace.RANDOM, sharding={}, schedules=SCHEDULES[::4])
 
 
-def on_other_streams(here: Rank, pace: Pace, schedule: str) -> None:
-    """Hooks and the end of backward find different streams current."""
+def on_other_streams(here: Rank, pace: Pace, schedule: str) -> list[str]:
+    """Hooks and the end of backward find different streams current; what is wrong with the log."""
     problem = parity.PROBLEMS["FN"]
     expected = list(parity.train(parity.build(problem, here, (2, 2), {"bf16": True}), problem, here.rank, [parity.PLAIN] * 2))
     device = Device(pace)
@@ -74,13 +76,19 @@ def on_other_streams(here: Rank, pace: Pace, schedule: str) -> None:
     for block, stream in zip(model.b, others, strict=False):  # type: ignore[arg-type, call-overload]
         block.register_full_backward_pre_hook(lambda *_, stream=stream: _switch(device, stream))
     with device.at_work(), commplan.attach(model, schedule, options=device.options) as attachment:
-        for number, grads in enumerate(parity.train(model, problem, here.rank, [parity.PLAIN] * 2, device.read)):
+
+        def read(model: torch.nn.Module) -> dict[str, Any]:
+            # Autograd gives its caller back the stream that it had, behind all of backward.
+            _switch(device, device.fake.home)
+            return device.read(model)
+
+        for number, grads in enumerate(parity.train(model, problem, here.rank, [parity.PLAIN] * 2, read)):
             parity.assert_equal(grads, expected[number], f"step {number}")
         assert attachment.last_backward is not None
         entries = list(device.log.entries)
     streams = {e.stream for e in entries if e.stream.startswith("compute")}
     assert len(streams) == 3
-    assert check(entries) == []
+    return check(entries)
 
 
 def _switch(device: Device, stream: Any) -> None:
@@ -95,4 +103,22 @@ def _switch(device: Device, stream: Any) -> None:
 
 @pytest.mark.parametrize("schedule", ["pipelined_allreduce", "fsdp2_native"])
 def test_hooks_on_different_streams(worlds: Worlds, schedule: str) -> None:
-    worlds.of(4).run(on_other_streams, pace=Pace.RANDOM, schedule=schedule)
+    assert worlds.of(4).run(on_other_streams, pace=Pace.RANDOM, schedule=schedule) == [[]] * 4
+
+
+def unjoined(here: Rank, which: str) -> list[str]:
+    """The same where streams are joined only on the way in, or only on the way out."""
+    original = StreamLanes._join
+
+    def join(self: StreamLanes, later: Any, earlier: Any) -> None:
+        is_way_in = later == self._home
+        if is_way_in != (which == "in"):
+            original(self, later, earlier)
+
+    with patch.object(StreamLanes, "_join", join):
+        return on_other_streams(here, Pace.EAGER, "pipelined_allreduce")
+
+
+@pytest.mark.parametrize("which", ["in", "out"])
+def test_hooks_on_different_streams_race_where_they_are_not_joined(worlds: Worlds, which: str) -> None:
+    assert all(worlds.of(4).run(unjoined, which=which))
