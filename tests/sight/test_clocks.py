@@ -186,3 +186,47 @@ def test_notes_of_earlier_meetings_are_deleted() -> None:
 
     on_threads(4, run)
     assert num_keys[-1] <= num_keys[1]
+
+
+class Counting:
+    """A store that counts the keys it is asked for or given."""
+
+    def __init__(self) -> None:
+        self._inner = HashStore()
+        self._lock = threading.Lock()
+        self.num_keys = 0
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        method = getattr(self._inner, name)
+
+        def counted(key: object, *rest: object) -> object:
+            with self._lock:
+                self.num_keys += len(key) if isinstance(key, list) else 1
+            return method(key, *rest)
+
+        return counted
+
+
+def keys_a_rank(num_replicas: int) -> float:
+    """How many keys a report takes for each rank of `num_replicas` hosts, each of which holds one shard group of 4."""
+    num_ranks = 4 * num_replicas
+    store = Counting()
+
+    def run(rank: int) -> None:
+        host = rank // 4
+        shard, replicate = tuple(range(4 * host, 4 * host + 4)), tuple(range(rank % 4, num_ranks, 4))
+        ops = [Interval(f"{kind}_{n}", "lane", n, n + 1) for kind in ("RS", "AR") for n in range(3)]
+        ranks_of = {op.op: shard if op.op.startswith("RS") else replicate for op in ops}
+        report = BackwardReport(0, 9, ops, (), 0, 0, 1, None, ranks_of)
+        board = Board(store, "test", rank, range(num_ranks))  # type: ignore[arg-type]
+        arrivals = Peers(board, f"host {host}").meet(report, 60)
+        assert arrivals.num_clocks == num_replicas
+        assert arrivals.last_peers.keys() == ranks_of.keys()
+
+    on_threads(num_ranks, run)
+    return store.num_keys / num_ranks
+
+
+def test_messages_do_not_grow_with_the_square_of_ranks() -> None:
+    few, many = keys_a_rank(4), keys_a_rank(16)
+    assert many < few * 1.5

@@ -41,6 +41,7 @@ def attach(device: str) -> None:
     warn_of_obstacles(torch.device(device))
 
 
+@pytest.mark.report("verl-omni#421")
 def test_one_warning_a_process_at_the_line_that_attaches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     with warnings.catch_warnings(record=True) as caught:
