@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,13 +22,23 @@ from tests.worlds.world import Rank
 Trace = dict[str, torch.Tensor | None]
 """What a step leaves on this rank, by name."""
 
-VARIANTS: Final[Sequence[tuple[str, dict[str, int], Options]]] = (
-    ("pipelined_allreduce", {}, parity.EAGER),
+Variant = tuple[str, dict[str, int], Options]
+
+WORKERS: Final[Variant] = ("pipelined_allreduce", {}, parity.EAGER)
+"""Real threads."""
+
+LATE: Final[Sequence[Variant]] = (
     ("delayed_allreduce", {"k": 3}, parity.LAZY),
     ("bucketed_pipeline_depth2", {}, parity.LAZY),
     ("fsdp2_native", {}, parity.LAZY),
+    ("windowed_allreduce", {}, parity.LAZY),
 )
-"""Real workers once; and, for what workers might hide, lanes as late as a plan allows on memory that is destroyed."""
+"""What threads might hide: lanes as late as a plan allows, on memory that is destroyed."""
+
+
+def spread(name: str) -> Sequence[Variant]:
+    """Threads, and one of the late ones: each meets cases of every file."""
+    return (WORKERS, LATE[zlib.crc32(name.encode()) % len(LATE)])
 
 
 def seeded(rank: int, i: int, *shape: int) -> torch.Tensor:
@@ -161,7 +172,7 @@ def train(case: Case, model: nn.Module, here: Rank, check: Callable[[nn.Module],
         yield trace(model, case.update(model, optimizer))
 
 
-def compare(here: Rank, case: Case, variants: Sequence[tuple[str, dict[str, int], Options]] = VARIANTS) -> None:
+def compare(here: Rank, case: Case, variants: Sequence[Variant]) -> None:
     """Train under stock FSDP2 and under every variant: bit-equal; the first step's gradients as the reference has them."""
     expected = list(train(case, case.fresh(here), here)) if case.stock_is_right else []
     check = None

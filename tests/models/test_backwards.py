@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from tests.models.comparing import Case, compare, fully_sharded, on_input, seeded
+from tests.models.comparing import Case, compare, fully_sharded, on_input, seeded, spread
 from tests.worlds import models, parity
 from tests.worlds.world import Rank, Worlds
 
@@ -226,9 +226,10 @@ CASES = {
 
 
 def run(here: Rank, name: str) -> None:
-    compare(here, CASES[name])
+    compare(here, CASES[name], spread(name))
 
 
+@pytest.mark.report("retained graph", "a head called for each chunk")
 @pytest.mark.parametrize("name", CASES)
 def test_backwards(worlds: Worlds, name: str) -> None:
     worlds.of(4).run(run, name=name)

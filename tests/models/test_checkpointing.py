@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tests.models.comparing import Case, compare, fully_sharded, on_input
+from tests.models.comparing import Case, compare, fully_sharded, on_input, spread
 from tests.worlds import models
 from tests.worlds.world import Rank, Worlds
 
@@ -122,9 +122,10 @@ CASES |= {f"segments, {name}": Case(partial(Segments, use_reentrant=name == "ree
 
 
 def run(here: Rank, name: str) -> None:
-    compare(here, CASES[name])
+    compare(here, CASES[name], spread(name))
 
 
+@pytest.mark.report("checkpointing around and inside units")
 @pytest.mark.parametrize("name", CASES)
 def test_checkpointing(worlds: Worlds, name: str) -> None:
     worlds.of(4).run(run, name=name)

@@ -14,7 +14,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
-from tests.models.comparing import VARIANTS, Case, compare, seeded
+from tests.models.comparing import LATE, WORKERS, Case, compare, seeded
 from tests.worlds import models
 from tests.worlds.world import Rank, Worlds
 
@@ -67,14 +67,14 @@ def on_input(model: nn.Module, rank: int, number: int) -> torch.Tensor:
 def run(here: Rank, backend: str, when: str) -> None:
     counted = Counted(BACKENDS[backend])
     made = partial(shard, backend=counted, when=when)
-    compare(here, Case(models.Net, on_input, made, num_steps=2), VARIANTS[1:2])
+    compare(here, Case(models.Net, on_input, made, num_steps=2), LATE[:1])
     assert counted.num_graphs >= 3
 
 
 def others(here: Rank) -> None:
     made = partial(shard, backend="aot_eager", when="after")
-    compare(here, Case(Checkpointed, on_input, made, num_steps=2), VARIANTS[:1])
-    compare(here, Case(models.Net, on_input, partial(made, bf16=True), num_steps=2, has_reference=False), VARIANTS[1:2])
+    compare(here, Case(Checkpointed, on_input, made, num_steps=2), [WORKERS])
+    compare(here, Case(models.Net, on_input, partial(made, bf16=True), num_steps=2, has_reference=False), LATE[1:2])
 
 
 @pytest.mark.parametrize("when", ["before", "after", "whole"])
@@ -88,7 +88,7 @@ def test_with_checkpoints_and_in_low_precision(worlds: Worlds) -> None:
 
 
 def with_inductor(here: Rank) -> None:
-    compare(here, Case(models.Net, on_input, partial(shard, backend="inductor", when="after"), num_steps=1), VARIANTS[:1])
+    compare(here, Case(models.Net, on_input, partial(shard, backend="inductor", when="after"), num_steps=1), [WORKERS])
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler, and none is on PATH")

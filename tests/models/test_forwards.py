@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-from tests.models.comparing import Case, compare, on_input, seeded
+from tests.models.comparing import Case, compare, on_input, seeded, spread
 from tests.worlds import models
 from tests.worlds.world import Rank, Worlds
 
@@ -211,7 +211,7 @@ CASES |= {
 
 
 def run(here: Rank, name: str) -> None:
-    compare(here, CASES[name])
+    compare(here, CASES[name], spread(name))
 
 
 @pytest.mark.parametrize("name", CASES)

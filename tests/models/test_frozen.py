@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import commplan
-from tests.models.comparing import Case, adamw, compare, fully_sharded, on_plain_input
+from tests.models.comparing import Case, adamw, compare, fully_sharded, on_plain_input, spread
 from tests.worlds import models, parity
 from tests.worlds.world import Rank, Worlds
 
@@ -106,7 +106,7 @@ CASES["frozen and ignored"] = Case(models.Net, on_plain_input, partial(ignored, 
 
 
 def run(here: Rank, name: str) -> None:
-    compare(here, CASES[name])
+    compare(here, CASES[name], spread(name))
 
 
 @pytest.mark.parametrize("name", CASES)

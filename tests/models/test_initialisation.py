@@ -12,7 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.tensor import distribute_tensor
 
 import commplan
-from tests.models.comparing import VARIANTS, Case, compare, on_input, seeded, train
+from tests.models.comparing import Case, compare, on_input, seeded, spread, train
 from tests.worlds import models, parity
 from tests.worlds.world import Rank, Worlds
 
@@ -41,7 +41,7 @@ def attached_then_initialised(here: Rank, name: str) -> None:
     """Attach sees meta parameters; memory comes later."""
     give_memory = MEMORY[name]
     expected = list(train(META, META.fresh(here), here))
-    for schedule, params, options in VARIANTS[:2]:
+    for schedule, params, options in spread(name):
         model = on_meta(here)
         with commplan.attach(model, schedule, options=options, **params):
             for number, (mine, stock) in enumerate(zip(train(META, give_memory(model), here), expected, strict=True)):
@@ -100,7 +100,7 @@ CASES = {
 
 
 def run(here: Rank, name: str) -> None:
-    compare(here, CASES[name])
+    compare(here, CASES[name], spread(name))
 
 
 @pytest.mark.parametrize("name", CASES)

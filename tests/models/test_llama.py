@@ -11,12 +11,11 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from commplan.fsdp2 import Options
-from tests.models.comparing import VARIANTS, Case, accumulated, adamw, clip_then_step, compare
+from tests.models.comparing import WORKERS, Case, Variant, accumulated, adamw, clip_then_step, compare, spread
 from tests.worlds import parity
 from tests.worlds.world import Rank, Worlds
 
-LIBRARY: list[tuple[str, dict[str, int], Options]] = [(name, params, parity.LAZY) for name, params in parity.LIBRARY]
+LIBRARY: list[Variant] = [(name, params, parity.LAZY) for name, params in parity.LIBRARY]
 
 
 def llama(**kwargs: Any) -> nn.Module:
@@ -78,7 +77,7 @@ CASES = {
 
 def run(here: Rank, name: str) -> None:
     # One of them meets the whole library.
-    compare(here, CASES[name], [*VARIANTS[:1], *LIBRARY] if name == "layers" else VARIANTS[:2])
+    compare(here, CASES[name], [WORKERS, *LIBRARY] if name == "layers" else spread(name))
 
 
 @pytest.mark.parametrize("name", CASES)

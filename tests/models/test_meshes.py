@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import commplan
-from tests.models.comparing import Case, accumulated, compare, mesh_of, on_input, on_plain_input, train
+from tests.models.comparing import Case, accumulated, compare, mesh_of, on_input, on_plain_input, spread, train
 from tests.worlds import models, parity, reference
 from tests.worlds.world import Rank, Worlds
 
@@ -160,9 +160,10 @@ CASES["tensor parallel"] = Case(Mlps, same_on_both, tensor_parallel, tolerance=3
 
 
 def run(here: Rank, name: str) -> None:
-    compare(here, CASES[name])
+    compare(here, CASES[name], spread(name))
 
 
+@pytest.mark.report("several meshes and clipping", "swapped axes")
 @pytest.mark.parametrize("name", CASES)
 def test_meshes(worlds: Worlds, name: str) -> None:
     worlds.of(4).run(run, name=name)
@@ -209,5 +210,6 @@ def norms(here: Rank) -> None:
     reference.assert_close(model, {name: p.grad for name, p in plain.named_parameters()})
 
 
+@pytest.mark.report("several meshes and clipping")
 def test_clipping_over_several_meshes(worlds: Worlds) -> None:
     worlds.of(4).run(norms)

@@ -19,6 +19,7 @@ from tests.models.comparing import (
     local,
     on_input,
     seeded,
+    spread,
     step_and_zero,
 )
 from tests.worlds import models
@@ -128,7 +129,7 @@ CASES = {
 
 
 def run(here: Rank, name: str) -> None:
-    compare(here, CASES[name])
+    compare(here, CASES[name], spread(name))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 import commplan
-from tests.models.comparing import VARIANTS, Case, compare, local, on_input, seeded, train
+from tests.models.comparing import LATE, WORKERS, Case, compare, local, on_input, seeded, spread, train
 from tests.worlds import models, parity
 from tests.worlds.world import Rank, Worlds
 
@@ -177,8 +177,8 @@ def honoured(here: Rank, name: str) -> None:
             setting.apply(model)
         return on_input(model, rank, number)
 
-    compare(here, Case(net, on_input, before, has_reference=False), VARIANTS[1:2])
-    compare(here, Case(net, later, has_reference=False), VARIANTS[:1])
+    compare(here, Case(net, on_input, before, has_reference=False), spread(name)[1:])
+    compare(here, Case(net, later, has_reference=False), [WORKERS])
 
 
 @pytest.mark.parametrize("name", HONOURED)
@@ -232,7 +232,7 @@ def resets(here: Rank, flag: str) -> None:
     case = Case(models.Net, on_input)
     right = case.fresh(here)
     on_input(right, here.rank, 1)
-    for schedule, params, options in VARIANTS:
+    for schedule, params, options in (WORKERS, *LATE[:1]):
         model = case.fresh(here)
         with commplan.attach(model, schedule, options=options, **params):
             parity.set_flags(model, {flag: False})

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard, share_comm_ctx
 
-from tests.models.comparing import VARIANTS, Case, compare, seeded
+from tests.models.comparing import LATE, WORKERS, Case, compare, seeded, spread
 from tests.worlds import models
 from tests.worlds.world import Rank, Worlds
 
@@ -116,7 +116,7 @@ CASES = {
 
 
 def run(here: Rank, name: str) -> None:
-    compare(here, CASES[name])
+    compare(here, CASES[name], spread(name))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -137,7 +137,7 @@ def on_input(model: nn.Module, rank: int, number: int) -> None:
 
 def many_roots(here: Rank) -> None:
     case = Case(lambda: nn.Sequential(*(models.Tanh() for _ in range(4))), on_input, blocks_only)
-    compare(here, case, VARIANTS)
+    compare(here, case, [WORKERS, *LATE])
 
 
 def test_blocks_without_a_root(worlds: Worlds) -> None:
