@@ -108,7 +108,7 @@ def test_a_failure_is_named_and_the_next_release_still_runs(matrix: Matrix) -> N
     code, out, err = matrix.run("9.9.0", "9.9.1")
     assert code == 1
     assert out.count("| failed") == 3  # a column, two rows
-    assert "failed: tests.a::wrong" in err
+    assert "failed: tests.a::wrong: 1 is not 2" in err
     assert len(set(matrix.said("folders").split())) == 2
 
 

@@ -18,13 +18,13 @@ COLUMNS: Final = ("torch", "python", "fingerprint", "result", "passed", "failed"
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers of tests. `failures` are their names, `skips` the reasons and how many tests gave each."""
+    """Numbers of tests. `failures` are their names and the ends of what they said, `skips` reasons and how many gave each."""
 
     passed: int = 0
     failed: int = 0
     skipped: int = 0
     xfailed: int = 0
-    failures: list[str] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
     skips: dict[str, int] = field(default_factory=dict)
 
 
@@ -68,9 +68,10 @@ def read_report(report: Path) -> Counts:
     skips: Counter[str] = Counter()
     for case in ElementTree.parse(report).iter("testcase"):
         skip = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None:
+        wrong = [*case.iter("failure"), *case.iter("error")]
+        if wrong:
             counts.failed += 1
-            counts.failures.append(f"{case.get('classname')}::{case.get('name')}")
+            counts.failures[f"{case.get('classname')}::{case.get('name')}"] = (wrong[0].get("message") or "")[-2000:].strip()
         elif skip is None:
             counts.passed += 1
         elif skip.get("type") == "pytest.xfail":
@@ -95,8 +96,8 @@ def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
 def details(outcome: Outcome) -> Iterator[str]:
     """What the table has no room for."""
     name = outcome.torch or outcome.asked
-    for failure in outcome.counts.failures:
-        yield f"{name}: failed: {failure}"
+    for failure, said in outcome.counts.failures.items():
+        yield f"{name}: failed: {failure}: {said.splitlines()[-1] if said else ''}"
     for reason, number in outcome.counts.skips.items():
         yield f"{name}: skipped {number}: {reason}"
     if outcome.problem:
