@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sysconfig
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +93,9 @@ def with_inductor(here: Rank) -> None:
     compare(here, Case(models.Net, on_input, partial(shard, backend="inductor", when="after"), num_steps=1), [WORKERS])
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler, and none is on PATH")
+CAN_BUILD = shutil.which("g++") is not None and Path(sysconfig.get_path("include"), "Python.h").exists()
+
+
+@pytest.mark.skipif(not CAN_BUILD, reason="inductor needs g++ and Python's headers")
 def test_inductor(worlds: Worlds) -> None:
     worlds.of(4).run(with_inductor)
