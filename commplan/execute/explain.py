@@ -81,6 +81,7 @@ class Explainer:
         self._report = report
         self._last_peers = last_peers or {}
         self._error_s = error_s
+        self._blocked: dict[int, Mapping[int, str]] = {}
 
     @cached_property
     def runs(self) -> Sequence[Run]:
@@ -128,7 +129,7 @@ class Explainer:
         place = self._place(wait)
         if run.interval.op in wait.names:
             return f"compute waited for it in {place}"
-        blocked = self._blocked_by(run, wait)
+        blocked = self._blocked_in(wait).get(id(run))
         if blocked is not None:
             return f"in the way of {blocked}, for which compute waited in {place}"
         return f"compute waited in {place}, not for it"
@@ -141,21 +142,21 @@ class Explainer:
         what = str(wait.step.op) if isinstance(wait.step, OpStep) else f"wait: {_listed(wait.names)}"
         return f"{wait.hook.section.value} of {_module(self._plan, wait.hook.module)} ({what}{_at(wait.step.span)})"
 
-    def _blocked_by(self, run: Run, wait: _Wait) -> str | None:
-        """The op waited for that could not begin before `run` was over."""
-        reached = [(name, r) for name in wait.names for r in self._ends_of(name) if r.interval.end_s > wait.begin_s]
-        seen = {id(r) for _, r in reached}
-        if (name := next((name for name, r in reached if r is run), None)) is not None:
-            return name
-        while reached:
-            name, later = reached.pop()
-            for earlier, _ in self._before(later):
-                if earlier is run:
-                    return name
-                if earlier.interval.end_s > wait.begin_s and id(earlier) not in seen:
-                    seen.add(id(earlier))
-                    reached.append((name, earlier))
-        return None
+    def _blocked_in(self, wait: _Wait) -> Mapping[int, str]:
+        """The runs (by `id`) that had to end before compute could go on, each with the op waited for that they held up.
+
+        Only runs that overlap with the wait are looked at, and each wait is looked at once.
+        """
+        if id(wait) not in self._blocked:
+            blocked: dict[int, str] = {}
+            reached = [(name, run) for name in wait.names for run in self._ends_of(name)]
+            while reached:
+                name, run = reached.pop()
+                if id(run) not in blocked and _overlap_s(run, wait) > 0:
+                    blocked[id(run)] = name
+                    reached.extend((name, earlier) for earlier, _ in self._before(run))
+            self._blocked[id(wait)] = blocked
+        return self._blocked[id(wait)]
 
     def _ends_of(self, name: str) -> Sequence[Run]:
         """The collectives that an op ends with: its own, or for one that is none those that it comes after."""

@@ -85,6 +85,28 @@ def test_an_op_that_ends_before_or_begins_after_the_wait_is_hidden() -> None:
     assert reasons(report, "RS_2") == reasons(report, "RS_3") == ()
 
 
+def test_a_wait_before_it_began_is_no_reason() -> None:
+    of = plan()
+    waits = [
+        Interval(step_number(of, WaitStep, "post_backward 3", "AR_1"), "compute", 3, 4),
+        Interval(step_number(of, WaitStep, "post_backward 4", "AR_2"), "compute", 10, 14),
+    ]
+    report = backward(of, [Interval("AR_2", "replicate", 8, 14, 8)], waits)
+    (reason,) = reasons(report, "AR_2")
+    assert "wait: AR_2" in reason
+
+
+def test_a_long_queue_is_in_the_way_of_its_last() -> None:
+    """As many ops as modules in one wait: each is looked at once."""
+    of = plan(num_modules=300)
+    wait = Interval(step_number(of, WaitStep, "post_backward 299", "AR_297"), "compute", 0.5, 298)
+    ops = [Interval(f"AR_{n}", "replicate", n, n + 1, 0) for n in range(298)]
+    explainer = Explainer(backward(of, ops, [wait]))
+    told = [explainer.reasons(run)[0] for run in explainer.runs]
+    assert all(text.startswith("in the way of AR_297") for text in told[:-1])
+    assert told[-1].startswith("compute waited for it")
+
+
 @pytest.mark.parametrize("why", ["", "root"])
 def test_tail(why: str) -> None:
     of = plan()
