@@ -124,7 +124,7 @@ def _accumulate(instance: Instance, shard: torch.Tensor, store: Store) -> Callab
             instance.inputs.append(shard)
             instance.layout = merge_layouts(previous.layout, layout)
             instance.shard = store.memory.allocate(instance.layout.numel, shard.dtype, shard.device)
-            store.irregular_bytes += shard.nbytes
+            store.irregular_bytes += instance.shard.nbytes
     total, total_layout = instance.shard, instance.layout
     if not instance.all_reduce:
         store.partial_sums[instance.unit] = PartialSum(total_layout, total)

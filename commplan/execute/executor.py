@@ -232,11 +232,11 @@ class Executor:
         for instance in backward.instances if backward is not None else ():
             self._memory.drop(instance.held_bytes)
             buffers.extend(instance.inputs)
-            if instance.shard is not None:
+            # One that was left as a partial sum belongs to the store, or to whoever adds to it.
+            if instance.shard is not None and instance.all_reduce:
                 buffers.append(instance.shard)
-        # A partial sum is a buffer of the instance that made it, and of the one that adds to it.
         grads = {id(i.shard) for i in backward.instances if i.is_grad} if backward is not None else set()
-        for buffer in {id(buffer): buffer for buffer in buffers}.values():
+        for buffer in buffers:
             self._memory.release(buffer, kept=id(buffer) in grads)
         self._store.partial_sums.clear()
         self._lanes.take_intervals()
@@ -255,9 +255,9 @@ class Executor:
         backward = self._backward
         if backward is None:
             return ()
-        ready = backward.live.keys() | backward.late.keys()
-        steps = (s for s in self._program.plan.steps if isinstance(s, OpStep))
-        return tuple(str(s.op) for s in steps if s.op not in backward.tokens and s.op.first in ready)
+        ready = backward.late | backward.live
+        steps = (s for s in self._program.plan.steps if isinstance(s, OpStep) and s.op.first in ready)
+        return tuple(str(s.op) for s in steps if s.op not in backward.tokens or ready[s.op.first].is_owed(s.kind))
 
     def close(self) -> None:
         """Drop everything and end the lanes. Waits for what is in flight, at most the timeout of a collective."""

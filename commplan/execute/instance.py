@@ -9,6 +9,7 @@ import torch
 from commplan.execute.interface import Gradients, Layout, Reduction, Unit
 from commplan.execute.lanes import Token
 from commplan.execute.memory import Memory
+from commplan.ops import Kind
 
 
 @dataclass(slots=True)
@@ -71,6 +72,10 @@ class Instance:
         shard_bytes = self.layout.numel * self.reduction.dtype.itemsize
         gradient_bytes = self.gradients.size_bytes if self.gradients is not None else 0
         return gradient_bytes + shard_bytes * (1 + self.reduction.shard_size)
+
+    def is_owed(self, kind: Kind) -> bool:
+        """Whether an op of this reduction that was issued has no effect yet: an apply, until `.grad` has the gradient."""
+        return kind is Kind.APPLY and self.gradient is not None
 
     def hold_gradients(self, memory: Memory) -> None:
         """Count the gradients as communication memory: they outlive their hook."""

@@ -40,6 +40,7 @@ class Interruptions:
         self._roots = roots
         self._ends: dict[int, faults.BackwardEnd] = {}
         self._has_forward_raised = False
+        self._is_told = False
         self._lost = ""
 
     def queue_callback(self, state: private.State, original: Callable[[], None]) -> None:
@@ -74,6 +75,7 @@ class Interruptions:
                 private.reset_iteration(root)
         self._ends.clear()
         self._has_forward_raised = False
+        self._is_told = False
 
     def reset(self, original: Callable[[], None]) -> None:
         """The user calls FSDP2's `reset_iter_state`, which drops what was accumulated, whole or in partial sums."""
@@ -110,6 +112,7 @@ class Interruptions:
             ExecutionError: they are incomplete.
         """
         if self.backward_is_unfinished:
+            self._is_told = True
             raise ExecutionError(
                 f"optimizer.step() after a backward that did not end: {self._pending()} still to run, so gradients are "
                 f"incomplete; {RECOVERY}"
@@ -126,15 +129,16 @@ class Interruptions:
         pending = self._pending()
         in_backward = self.backward_is_unfinished
         has_raised = any(end.has_raised for end in self._ends.values())
+        is_told = self._is_told
         held = self._executor.holds_partial_sums or any(faults.holds_whole_gradients(root) for root in self._roots)
         self.forget()
-        if in_backward and not has_raised:
+        if in_backward and not has_raised and not is_told:
             raise ExecutionError(
                 f"a backward ended without its root, with {pending} still to run: FSDP2's final callback never came, as with "
                 f"an autograd engine of one's own. What it had begun was dropped; {RECOVERY}"
             )
         if in_backward:
-            self._lost = f"a backward raised with {pending} still to run"
+            self._lost = f"a backward {'raised' if has_raised else 'ended'} with {pending} still to run"
             logger.warning("%s; its gradients, and what was accumulated before it, are dropped", self._lost)
         elif held:
             self._lost = "a forward raised after backwards that only accumulated"

@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 from commplan.execute import collectives
 from commplan.execute.executor import Executor
-from commplan.execute.instance import Instance
 from commplan.ops import Kind
 from commplan.plan.model import Buffer, BufferKind, OpStep, WaitStep
 
@@ -35,8 +34,8 @@ def waits_do_nothing() -> Any:
 def ops_of_a_kind_wait_for_nothing(kind: Kind) -> Mutant:
     """Ops of a kind start whatever they should wait for."""
 
-    def run_op(original: Any, self: Executor, step: OpStep, instance: Any, waits: list[Any]) -> None:
-        original(self, step, instance, [] if step.kind is kind else waits)
+    def run_op(original: Any, self: Executor, step: OpStep, instance: Any, waits: list[Any], why: str = "") -> None:
+        original(self, step, instance, [] if step.kind is kind else waits, why)
 
     return lambda: _wrap(Executor, "_run_op", run_op)
 
@@ -58,8 +57,8 @@ def every_shard_is_released_in_its_hook() -> Any:
 def inputs_are_released_when_issued() -> Any:
     """A reduce-scatter's input is given back before it ran."""
 
-    def run_op(original: Any, self: Executor, step: OpStep, instance: Instance | None, waits: list[Any]) -> None:
-        original(self, step, instance, waits)
+    def run_op(original: Any, self: Executor, step: OpStep, instance: Any, waits: list[Any], why: str = "") -> None:
+        original(self, step, instance, waits, why)
         if instance is not None and step.kind is Kind.REDUCE_SCATTER:
             instance.release_inputs(self._memory)
 
@@ -109,11 +108,11 @@ def postdivide_is_forgotten() -> Any:
 def skipped_ops_hold_no_place() -> Any:
     """An op with nothing to do is not queued, so what waits for it waits for nothing."""
 
-    def run_op(original: Any, self: Executor, step: OpStep, instance: Instance | None, waits: list[Any]) -> None:
+    def run_op(original: Any, self: Executor, step: OpStep, instance: Any, waits: list[Any], why: str = "") -> None:
         if instance is None:
             self._current().tokens[step.op] = self._lanes.mark()
         else:
-            original(self, step, instance, waits)
+            original(self, step, instance, waits, why)
 
     return _wrap(Executor, "_run_op", run_op)
 
