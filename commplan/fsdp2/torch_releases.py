@@ -62,9 +62,6 @@ RELIED_ON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 RELEASES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "2.8": "25fc9d296bc88a2c",
-        "2.9": "7c0181d3f4e2894d",
-        "2.10": "1cb8fb4e245fa2b3",
         "2.11": "c2cc1394bafd31fc",
         "2.12": "ff3252f1a49eaec3",
         "2.13": "d6588b2f49b5480c",
