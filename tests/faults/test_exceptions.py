@@ -170,12 +170,14 @@ def after_exceptions(here: Rank, schedules: Sequence[parity.Schedule], accumulat
         assert state_of(trainer.model) == fresh, label
 
 
+@pytest.mark.report("composer#3866", "torchtitan#1329", "torchtitan#1929", "torchtitan#4505")
 @pytest.mark.parametrize("accumulation", ACCUMULATION)
 def test_every_place_under_different_schedules(worlds: Worlds, accumulation: str) -> None:
     arguments = {"schedules": parity.DIFFERENT, "accumulation": accumulation, "lazy": False}
     worlds.of(4).run(after_exceptions, **arguments)
 
 
+@pytest.mark.report("composer#3866", "torchtitan#1329", "torchtitan#1929", "torchtitan#4505")
 @pytest.mark.parametrize("accumulation", ["none", "both"])
 def test_every_schedule_with_all_collectives_held_back(worlds: Worlds, accumulation: str) -> None:
     """Whatever can be pending is pending when the exception comes, and every buffer is destroyed when it is given back."""

@@ -94,6 +94,7 @@ def different_parameters(here: Rank, schedule: str, uses: list[str], rank_checks
     return diverges(model, backward, schedule=schedule, options=options, rank_checks=rank_checks)
 
 
+@pytest.mark.report("pytorch#158719", "pytorch#170667", "torchtitan#2747")
 @pytest.mark.parametrize("schedule", SOME)
 @pytest.mark.parametrize("uses", [["a", "ac", "a", "ac"], ["ac", "ac", "ac", "c"]])
 def test_always_finds_different_sizes_before_gloo_does(worlds: Worlds, schedule: str, uses: list[str]) -> None:
@@ -106,6 +107,7 @@ def test_always_finds_different_sizes_before_gloo_does(worlds: Worlds, schedule:
         assert re.search(rf"{re.escape(odd)} have .*parameters \(.*\) in torch.float32, all-reduce True", message), message
 
 
+@pytest.mark.report("pytorch#75902", "pytorch#75373")
 @pytest.mark.parametrize("rank_checks", ["backward", "always"])
 def test_equal_sizes_of_different_parameters(worlds: Worlds, rank_checks: str) -> None:
     uses = ["a", "a", "c", "c"]
@@ -210,6 +212,7 @@ def counts_apart(here: Rank, counts: list[int]) -> str:
     return diverges(model, backward, schedule="pipelined_allreduce", options=Options(timeout_s=TIMEOUT_S))
 
 
+@pytest.mark.report("unequal numbers of microbatches")
 def test_different_numbers_of_microbatches(worlds: Worlds) -> None:
     for message in worlds.of(4).run(counts_apart, counts=[2, 2, 3, 3]):
         assert re.search(r"'backward (3|4)' where .* have 'backward (4|3)'", message), message
@@ -303,6 +306,7 @@ def users_collectives(here: Rank, rank_checks: str) -> None:
     assert sums == [2.0, 2.0, 4.0] * (3 * 3 + 3 + 3)
 
 
+@pytest.mark.report("collectives of the user between microbatches")
 @pytest.mark.parametrize("rank_checks", ["off", "backward", "always"])
 def test_collectives_of_the_user_on_the_groups_of_the_mesh(worlds: Worlds, rank_checks: str) -> None:
     worlds.of(4).run(users_collectives, rank_checks=rank_checks)

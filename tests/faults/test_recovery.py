@@ -94,7 +94,7 @@ def test_going_on_without_zero_grad_is_refused(worlds: Worlds) -> None:
 
 
 def root_never_runs(here: Rank) -> list[str]:
-    """As with an engine of one's own: hooks of modules run, FSDP2's final callback does not. pytorch#144535."""
+    """As with an engine of one's own: hooks of modules run, FSDP2's final callback does not."""
     said = []
     for comes_next in ("step", "forward"):
         model = fk(here)
@@ -112,6 +112,7 @@ def root_never_runs(here: Rank) -> list[str]:
     return said
 
 
+@pytest.mark.report("pytorch#144535")
 def test_a_backward_whose_root_never_ran(worlds: Worlds) -> None:
     for at_step, at_forward in worlds.of(4).run(root_never_runs):
         assert "optimizer.step() after a backward that did not end" in at_step

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -133,6 +134,7 @@ def plan_order(here: Rank, name: str) -> tuple[list[str], list[str], str]:
         return guessed, [m.name for m in attachment.plan.modules.modules], attachment.plan.digest
 
 
+@pytest.mark.report("another order of backward than the plan's")
 def test_the_plan_follows_the_order_of_forward(worlds: Worlds) -> None:
     found = worlds.of(4).run(plan_order, name="FN reversed")
     guessed, used, _ = found[0]
@@ -195,5 +197,6 @@ def changing_paths(here: Rank) -> None:
             parity.assert_equal(mine, stock, f"path {paths[number]}")
 
 
+@pytest.mark.report("another order of backward than the plan's")
 def test_paths_that_change_from_step_to_step(worlds: Worlds) -> None:
     worlds.of(4).run(changing_paths)

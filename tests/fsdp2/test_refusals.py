@@ -126,8 +126,9 @@ def head_not_sharded(here: Rank) -> str:
     for block in model.b:
         fully_shard(block, mesh=here.mesh((2, 2)))
     snapshot = Snapshot(model)
-    message = refused(lambda: commplan.attach(model, "blocking"), AttachError)
+    said = {refused(lambda s=schedule: commplan.attach(model, s), AttachError) for schedule, _ in parity.LIBRARY}  # type: ignore[misc]
     snapshot.assert_same()
+    (message,) = said
     return message
 
 
@@ -178,12 +179,12 @@ def part_of_a_model(here: Rank) -> str:
     ("case", "said"),
     [
         (not_sharded, ["fully_shard"]),
-        (head_not_sharded, ["head.weight", "no op"]),
+        pytest.param(head_not_sharded, ["head.weight", "no op"], marks=pytest.mark.report("AReaL#313")),
         (attached_twice, ["already", "detach"]),
         (unknown_torch, [re.escape(torch.__version__), "2.99"]),
         (all_reduce_hook, ["b.1", "set_all_reduce_hook"]),
         (part_of_a_model, ["part of a sharded model"]),
-        pytest.param(tied_over_two_groups, ["weight"], marks=features.remembered_ties),
+        pytest.param(tied_over_two_groups, ["weight"], marks=[features.remembered_ties, pytest.mark.report("pytorch#176225")]),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

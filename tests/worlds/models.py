@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -48,6 +50,20 @@ class Net(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for i in self.path:
             x = self.b[i](x)
+        return self.head(x)
+
+
+class Mlps(nn.Module):
+    """Residual blocks of these widths; a head of its own width, if any, is left to the root."""
+
+    def __init__(self, widths: Sequence[int], head: int = 0) -> None:
+        super().__init__()
+        self.b = nn.ModuleList(nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 4)) for width in widths)
+        self.head = nn.Linear(4, head) if head else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.b:
+            x = x + block(x)
         return self.head(x)
 
 

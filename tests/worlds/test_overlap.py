@@ -60,7 +60,9 @@ def in_flight(here: Rank, schedule: str) -> dict[str, int]:
     """How many collectives of each family were running when some later module's compute began."""
     blocks = [SlowBlock(k) for k in range(1, 7)]
     model = models.shard(torch.nn.Sequential(*blocks), here.mesh((2, 2)))
-    with commplan.attach(model, schedule, options=Options(timeout_s=60, make_lanes=lambda device, timeout_s: Paced(timeout_s))) as attachment:
+    with commplan.attach(
+        model, schedule, options=Options(timeout_s=60, make_lanes=lambda device, timeout_s: Paced(timeout_s))
+    ) as attachment:
         model(torch.zeros(1, requires_grad=True)).sum().backward()
         report = attachment.last_backward
     assert report is not None
@@ -72,6 +74,7 @@ def in_flight(here: Rank, schedule: str) -> dict[str, int]:
     return found
 
 
+@pytest.mark.report("DeepSpeed#7804")
 @pytest.mark.parametrize("schedule", ["pipelined_allreduce", "overlapped_allreduce", "fsdp2_native", "windowed_allreduce"])
 def test_an_all_reduce_is_in_flight_when_the_next_compute_begins(worlds: Worlds, schedule: str) -> None:
     for found in worlds.of(4).run(in_flight, schedule=schedule):

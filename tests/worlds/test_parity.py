@@ -51,6 +51,7 @@ def test_meshes_and_policies(worlds: Worlds, name: str, shape: tuple[int, ...], 
     ("name", "sharding"),
     [
         ("FK6", {"reshard": True}),
+        ("FN", {}),
         ("FN", {"bf16": True, "reshard": False}),
         ("FN plain input", {"reshard": False}),
         ("FN twice", {"bf16": True}),
@@ -63,18 +64,26 @@ def test_six_ranks(worlds: Worlds, name: str, sharding: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [("FK6", (2, 2)), ("FK6", (4, 1)), ("FK6", (4,)), ("transformer", (2, 2)), ("transformer", (1, 4))]
+    ("name", "shape"),
+    [
+        *((name, (2, 2)) for name in ("FK6", "transformer", *parity.SIZES)),
+        ("FK6", (4, 1)),
+        ("FK6", (4,)),
+        ("transformer", (1, 4)),
+        ("big root", (4,)),
+    ],
 )
 def test_lazy_lanes(worlds: Worlds, name: str, shape: tuple[int, ...]) -> None:
     """Collectives as late as the plan allows, and no buffer read after it was given back: gradients are the same.
 
-    Memory reaches what the plan declares, and never exceeds it (which `compare` checks in every backward).
+    Each backward reaches what is declared for it, whether it stands alone, leaves partial sums, or finds some.
     """
     steps = ALL if shape == (2, 2) else [MIXED, parity.PLAIN]
     peaks = worlds.of(4).run(parity.compare, name=name, shape=shape, steps=steps, sharding={}, lazy=True)
     for of_rank in peaks:
-        for schedule, (measured, declared) in of_rank.items():
-            assert measured >= 0.9 * declared, f"{schedule}: {measured} of {declared} bytes"
+        for schedule, of_backward in of_rank.items():
+            for measured, declared in of_backward:
+                assert measured >= 0.9 * declared, f"{schedule}: {measured} of {declared} bytes"
 
 
 @pytest.mark.parametrize("name", sorted(parity.PROBLEMS.keys() - {"FK6", "transformer"}))

@@ -27,6 +27,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from tests.worlds import bound
+
 CASE_TIMEOUT_S = float(os.environ.get("WORLD_TIMEOUT_S", "120"))
 
 
@@ -63,6 +65,7 @@ def _serve(rank: int, size: int, store_path: str, requests: Connection) -> None:
     store = dist.FileStore(store_path, size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=CASE_TIMEOUT_S))
     here = Rank(rank, size)
+    bound.watch()
     while (request := requests.recv()) is not None:
         case, arguments = request
         try:
