@@ -115,8 +115,8 @@ def meet(
 
 
 def begins(rank: int) -> dict[str, list[float]]:
-    """Rank 2 is late for RS_0, ranks 2 and 3 for the first AR_0, 0 and 3 for the second: by more than any clock is wrong."""
-    return {"RS_0": [10.0 + 1000 * (rank == 2)], "AR_0": [2000.0 + 500 * rank, 5000.0 + 1000 * (rank in {0, 3})]}
+    """Ranks 1 and 2 are late for RS_0, 2 and 3 for the first AR_0, 0 and 3 for the second: by more than any clock is wrong."""
+    return {"RS_0": [10.0 + 1000 * (rank in {1, 2})], "AR_0": [2000.0 + 500 * rank, 5000.0 + 1000 * (rank in {0, 3})]}
 
 
 @pytest.mark.parametrize(
