@@ -27,21 +27,6 @@ SHORT_S = 5.0
 SOME = ("blocking", "pipelined_allreduce", "fsdp2_native", "eager_apply")
 
 
-class Pair(nn.Module):
-    """F2: two Linear of different sizes in one group; a forward runs those named in `uses`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 4)
-        self.c = nn.Linear(4, 4)
-        self.uses = "ac"
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for name in self.uses:
-            x = getattr(self, name)(x)
-        return x
-
-
 class Branches(nn.Module):
     """Blocks of different sizes beside each other, each sharded; a forward sums those named in `uses`."""
 
@@ -54,11 +39,6 @@ class Branches(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.head(x)
         return sum((self.b[i](x).sum() for i in self.uses), torch.zeros(()))
-
-
-def make_pair(here: Rank) -> Any:
-    torch.manual_seed(0)
-    return fully_shard(Pair(), mesh=here.mesh((2, 2)))
 
 
 def make_branches(here: Rank) -> Any:
@@ -84,7 +64,7 @@ def diverges(model: nn.Module, backward: Callable[[], None], **attach: Any) -> s
 
 
 def different_parameters(here: Rank, schedule: str, uses: list[str], rank_checks: str) -> str:
-    model = make_pair(here)
+    model = models.pair(here.mesh((2, 2)))
     model.uses = uses[here.rank]
 
     def backward() -> None:
@@ -125,7 +105,7 @@ class Unblocked(WorkerLanes):
 
 
 def learns_later(here: Rank, comes_next: str) -> str:
-    model = make_pair(here)
+    model = models.pair(here.mesh((2, 2)))
     model.uses = "aacc"[here.rank]
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     before = [p.to_local().clone() for p in model.parameters()]

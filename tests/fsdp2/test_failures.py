@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 
 import commplan
 from commplan.errors import CollectiveTimeoutError, DivergenceError, ExecutionError
@@ -32,26 +31,6 @@ GENEROUS_S = 30.0
 SOME = ("blocking", "pipelined_allreduce", "bucketed_pipeline_depth2", "fsdp2_native")
 
 
-class Pair(nn.Module):
-    """F2: two Linear in one group; a forward runs those named in `uses`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 4)
-        self.c = nn.Linear(4, 4)
-        self.uses = "ac"
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for name in self.uses:
-            x = getattr(self, name)(x)
-        return x
-
-
-def make_pair(here: Rank) -> Any:
-    torch.manual_seed(0)
-    return fully_shard(Pair(), mesh=here.mesh((2, 2)))
-
-
 @contextmanager
 def raising(kind: type[Exception]) -> Iterator[list[str]]:
     """The block ends in an error of `kind` in less than generous time; yields a list that gets its message."""
@@ -64,7 +43,7 @@ def raising(kind: type[Exception]) -> Iterator[list[str]]:
 
 
 def uses_apart(here: Rank, uses: list[str], schedule: str) -> str:
-    model = make_pair(here)
+    model = models.pair(here.mesh((2, 2)))
     x = FN.batch(here.rank, 0)
     with commplan.attach(model, schedule, options=Options(timeout_s=TIMEOUT_S)):
         model.uses = uses[here.rank]
@@ -75,7 +54,7 @@ def uses_apart(here: Rank, uses: list[str], schedule: str) -> str:
         with raising(ExecutionError) as again:
             model(x).sum().backward()
     assert "earlier backward failed" in again[0]
-    model = make_pair(here)
+    model = models.pair(here.mesh((2, 2)))
     with commplan.attach(model, schedule, options=Options(timeout_s=60)):
         model(x).sum().backward()
         equal_uses(here, schedule)
@@ -89,10 +68,10 @@ def equal_uses(here: Rank, schedule: str) -> None:
         model.uses = "a"
         model(FN.batch(rank, 0)).sum().backward()
 
-    model = make_pair(here)
+    model = models.pair(here.mesh((2, 2)))
     with commplan.attach(model, schedule, options=Options(timeout_s=60)):
         backward(model, here.rank)
-        reference.assert_close(model, reference.gradients(Pair, here.size, backward), 1e-5)
+        reference.assert_close(model, reference.gradients(models.Pair, here.size, backward), 1e-5)
 
 
 @pytest.mark.report("pytorch#75902", "pytorch#75373")
@@ -120,11 +99,11 @@ def zero_filled(here: Rank) -> None:
         model.uses = uses[rank]
         model(FN.batch(rank, 0)).sum().backward()
 
-    model = make_pair(here)
+    model = models.pair(here.mesh((2, 2)))
     model.set_reduce_scatter_unused_params(True)
     with commplan.attach(model, "pipelined_allreduce", options=Options(timeout_s=60)):
         backward(model, here.rank)
-        reference.assert_close(model, reference.gradients(Pair, here.size, backward), 1e-5)
+        reference.assert_close(model, reference.gradients(models.Pair, here.size, backward), 1e-5)
 
 
 @pytest.mark.report("pytorch#158719", "pytorch#170667", "torchtitan#2747")

@@ -304,14 +304,8 @@ def test_unused_block_without_sync_in_bf16(worlds: Worlds) -> None:
     worlds.of(4).run(unused_without_sync)
 
 
-class Pair(nn.Module):
-    """F2: two Linear in one group; `uses` says which of them a forward runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 4)
-        self.c = nn.Linear(4, 4)
-        self.uses = "ac"
+class BentPair(models.Pair):
+    """F2 with a tanh behind each Linear."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for name in self.uses:
@@ -329,11 +323,11 @@ def partial_use(here: Rank, uses: list[str], flags: list[dict[str, bool]], bf16:
                 parity.set_flags(model, flags[i])
             FN.loss(model(FN.batch(rank, i)).float(), rank).backward()
 
-    expected = reference.gradients(Pair, here.size, backward)
+    expected = reference.gradients(BentPair, here.size, backward)
     for schedule, params in parity.DIFFERENT:
         torch.manual_seed(0)
         kwargs = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)} if bf16 else {}
-        model = fully_shard(Pair(), mesh=here.mesh((2, 2)), **kwargs)
+        model = fully_shard(BentPair(), mesh=here.mesh((2, 2)), **kwargs)
         with commplan.attach(model, schedule, options=parity.LAZY, **params):
             for _ in range(2):
                 backward(model, here.rank)

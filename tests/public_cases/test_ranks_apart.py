@@ -12,7 +12,7 @@ from torch import nn
 
 import commplan
 from commplan.fsdp2 import Options
-from tests.faults.test_rank_checks import Pair, diverges, make_pair
+from tests.faults.test_rank_checks import diverges
 from tests.worlds import features, models, parity, reference
 from tests.worlds.world import Rank, Worlds
 
@@ -23,7 +23,7 @@ OPTIONS = Options(timeout_s=60)
 def different_parameters(here: Rank, uses: list[str], rank_checks: str) -> dict[str, str]:
     said = {}
     for schedule, params in parity.LIBRARY:
-        model = make_pair(here)
+        model = models.pair(here.mesh((2, 2)))
         model.uses = uses[here.rank]
 
         def backward(model: Any = model) -> None:
@@ -56,9 +56,9 @@ def zero_filled(here: Rank, uses: list[str]) -> None:
         model.uses = uses[rank]  # type: ignore[assignment]
         model(FN.batch(rank, 0)).sum().backward()
 
-    right = reference.gradients(Pair, here.size, backward)
+    right = reference.gradients(models.Pair, here.size, backward)
     for schedule, params in parity.LIBRARY:
-        model = make_pair(here)
+        model = models.pair(here.mesh((2, 2)))
         model.set_reduce_scatter_unused_params(True)
         with commplan.attach(model, schedule, options=parity.LAZY, **params):
             for _ in range(2):

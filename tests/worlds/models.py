@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -65,6 +66,27 @@ class Mlps(nn.Module):
         for block in self.b:
             x = x + block(x)
         return self.head(x)
+
+
+class Pair(nn.Module):
+    """F2: two Linear in one group; a forward runs those named in `uses`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.c = nn.Linear(4, 4)
+        self.uses = "ac"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for name in self.uses:
+            x = getattr(self, name)(x)
+        return x
+
+
+def pair(mesh: DeviceMesh) -> Any:
+    """F2, sharded; equal on all ranks."""
+    torch.manual_seed(0)
+    return fully_shard(Pair(), mesh=mesh)
 
 
 class TinyTransformer(nn.Module):
