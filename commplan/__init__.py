@@ -42,8 +42,13 @@ _TORCH_SIDE = ("Attachment", "Options", "attach", "describe")
 def __getattr__(name: str) -> Any:
     """`attach` and what belongs to it, which need torch."""
     if name in _TORCH_SIDE:
-        from commplan import fsdp2
-
+        try:
+            from commplan import fsdp2
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            message = f"commplan.{name} needs torch, which is not installed here: `pip install torch`; the rest works without"
+            raise ModuleNotFoundError(message, name="torch") from error
         return getattr(fsdp2, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

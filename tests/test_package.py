@@ -99,3 +99,23 @@ def test_the_wheel_finds_its_schedules(wheel: Path, tmp_path: Path) -> None:
     (report,) = json.loads(done.stdout)["files"]
     assert Path(report["file"]) == wheel / "commplan" / "schedules" / "pipelined_allreduce.yaml"
     assert report["findings"] == []
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import commplan
+try:
+    commplan.attach
+except ModuleNotFoundError as error:
+    print(error.name, error)
+"""
+
+
+def test_without_torch_attach_says_what_to_install_and_the_rest_works() -> None:
+    code = WITHOUT_TORCH + "print(commplan.compile('pipelined_allreduce', 2).num_waits)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    said, waits = done.stdout.splitlines()
+    assert said.startswith("torch commplan.attach needs torch")
+    assert "pip install torch" in said
+    assert int(waits) > 0

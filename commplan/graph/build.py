@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 from commplan.graph import place
@@ -12,7 +13,6 @@ from commplan.graph.clocks import make_clocks
 from commplan.graph.counts import few_pieces
 from commplan.graph.cycles import Cutter
 from commplan.graph.model import (
-    Bucket,
     Defects,
     Family,
     LateReference,
@@ -116,7 +116,7 @@ class _Draft:
             offset = line.ref.index.offset(self.params)
             modules = self.modules(line.kind)
             grid = place.Grid(self.timeline)
-            by_module: list[Bucket] = []
+            by_module: list[range] = []
             need_n: list[int] = []
             done_n: list[int] = []
             for members in place.buckets(line, modules, self.params):
@@ -132,8 +132,7 @@ class _Draft:
                 for piece in (*range(few - 1), pieces - 1):
                     op = OpId(name, members[0], members[-1], piece, pieces)
                     self.nodes.append(Node(role, spot.hook, (*spot.key, piece), op, line, line.lane, communicator))
-                bucket = Bucket(members[0], members[-1], left_out, range(first_node, len(self.nodes)))
-                by_module.extend([bucket] * len(members))
+                by_module.extend([range(first_node, len(self.nodes))] * len(members))
             self.families[name] = Family(line, tuple(by_module))
             self.need_n[name], self.done_n[name] = need_n, done_n
 
@@ -194,8 +193,8 @@ class _Draft:
         """Add an edge for each written dependency and between the pieces of an op."""
         self.predecessors = [{} for _ in self.nodes]
         for name, family in self.families.items():
-            for bucket in dict.fromkeys(family.buckets):
-                for earlier, later in zip(bucket.nodes, bucket.nodes[1:], strict=False):
+            for pieces in dict.fromkeys(family.pieces):
+                for earlier, later in pairwise(pieces):
                     self.predecessors[later][earlier] = _UNWRITTEN[Reason.LANE]
             for ref in family.line.after:
                 kind = self.kind_of(ref)
@@ -203,10 +202,10 @@ class _Draft:
                     continue
                 origin, offset = self.origin(Reason.AFTER, ref), ref.index.offset(self.params)
                 numbers = self.need_n[name] if kind is Kind.ALL_GATHER else self.done_n[name]
-                for member, bucket in enumerate(family.buckets):
+                for member, pieces in enumerate(family.pieces):
                     number = numbers[member] + offset
                     itself = ref.family == name and number == member and not ref.index.every
-                    self.link_op(bucket, origin, self.target(ref, number), itself=itself)
+                    self.link_op(pieces, origin, self.target(ref, number), itself=itself)
         for node, number, origin in self.waits:
             awaited = self.origins[origin].ref
             assert awaited is not None
@@ -217,18 +216,18 @@ class _Draft:
         if ref.index.every:
             return self.all_node(ref.family)
         if ref.family in self.families:
-            found = self.families[ref.family].buckets
-            return found[number].nodes if 0 <= number < len(found) else range(0)
+            found = self.families[ref.family].pieces
+            return found[number] if 0 <= number < len(found) else range(0)
         return self.compute[number : number + 1] if 0 <= number < len(self.compute) else range(0)
 
-    def link_op(self, bucket: Bucket, origin: int, target: range, *, itself: bool) -> None:
+    def link_op(self, pieces: range, origin: int, target: range, *, itself: bool) -> None:
         """Let an op wait for `target`, piece for piece where both have as many. Members of a bucket, other than by naming
         themselves, don't wait for each other.
         """
-        if not target or (target == bucket.nodes and not itself):
+        if not target or (target == pieces and not itself):
             return
-        piecewise = len(target) == len(bucket.nodes)
-        for piece, node in enumerate(bucket.nodes):
+        piecewise = len(target) == len(pieces)
+        for piece, node in enumerate(pieces):
             self.link_pair(target[piece] if piecewise else target[-1], node, origin)
 
     def link_pair(self, first: int, second: int, origin: int) -> None:
@@ -259,12 +258,12 @@ class _Draft:
 
     def pieces(self, name: str) -> list[int]:
         """Every node of a family."""
-        return [node for bucket in dict.fromkeys(self.families[name].buckets) for node in bucket.nodes]
+        return [node for pieces in dict.fromkeys(self.families[name].pieces) for node in pieces]
 
     def sort(self) -> tuple[int, ...]:
         """The order of issue: hook by hook, topological in each, as written where that leaves a choice."""
-        keys = [(node.hook, *node.key) for node in self.nodes]
-        written = sorted(range(len(keys)), key=keys.__getitem__)
+        written = sorted(range(len(self.nodes)), key=lambda node: self.nodes[node].key)
+        written.sort(key=lambda node: self.nodes[node].hook)
         order = _topological(self.predecessors, written)
         if len(order) < len(written):
             ordered = set(order)

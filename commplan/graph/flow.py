@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from commplan.graph.model import Bucket, Family, Role, ScheduleGraph
+from commplan.graph.model import Family, Role, ScheduleGraph
 from commplan.language.spec import Line, OpLine
 from commplan.ops import TRAITS, Axis, Kind, Section
 
@@ -71,18 +71,18 @@ class Flow:
         gathered = families[Kind.ALL_GATHER]
         if gathered is not None:
             yield from self._parameter_reads(gathered)
-        done: dict[tuple[Kind, Kind], tuple[Bucket, Bucket]] = {}
+        done: dict[tuple[Kind, Kind], tuple[range, range]] = {}
         first_compute = next((n for n, node in enumerate(self.graph.nodes) if node.role is Role.COMPUTE), 0)
         for n in range(len(self.graph.timeline.completion)):
-            writer: Bucket | None = Bucket(n, n, False, range(first_compute + n, first_compute + n + 1))
+            writer: range | None = range(first_compute + n, first_compute + n + 1)
             before = Kind.COMPUTE
             for kind in GRADIENT_KINDS:
                 family = families[kind]
                 if family is None:
                     writer = None if self.families(kind) else writer
                     continue
-                reader = family.buckets[n]
-                if reader.left_out:
+                reader = family.pieces[n]
+                if self.graph.is_left_out(reader):
                     continue
                 if writer is not None and done.get((before, kind)) != (writer, reader):
                     done[before, kind] = writer, reader
@@ -97,19 +97,18 @@ class Flow:
         openings = [(node.hook, n) for n, node in enumerate(self.graph.nodes) if node.role in (Role.COMPUTE, Role.HOOK)]
         openings.sort()
         following = 0
-        for n, bucket in enumerate(family.buckets):
+        for n, pieces in enumerate(family.pieces):
             while openings[following][0] <= timeline.pre[n]:
                 following += 1
-            if not bucket.left_out:
-                yield Read(bucket.nodes[-1], openings[following][1])
+            if not self.graph.is_left_out(pieces):
+                yield Read(pieces[-1], openings[following][1])
 
 
-def _piecewise(writer: Bucket, reader: Bucket) -> Iterator[Read]:
+def _piecewise(writer: range, reader: range) -> Iterator[Read]:
     """A piece reads the same piece where both have as many, else the whole."""
-    if len(writer.nodes) == len(reader.nodes):
-        yield from (Read(one, other) for one, other in zip(writer.nodes, reader.nodes, strict=True))
-    else:
-        yield from (Read(writer.nodes[-1], node) for node in reader.nodes)
+    if len(writer) == len(reader):
+        return map(Read, writer, reader)
+    return (Read(writer[-1], node) for node in reader)
 
 
 def op_lines(graph: ScheduleGraph) -> Iterator[tuple[Section, OpLine]]:

@@ -63,21 +63,13 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
-    """What runs as one op: modules `first..last` of a family. `nodes` are its pieces, ascending."""
-
-    first: int
-    last: int
-    left_out: bool
-    nodes: range
-
-
-@dataclass(frozen=True, slots=True)
 class Family:
-    """Every op that one line of the schedule places. `buckets` is indexed by the number of a module."""
+    """Every op that one line of the schedule places: the number of a module -> its op's nodes, one for each piece, ascending.
+    Modules that share an op (a bucket) share the range.
+    """
 
     line: OpLine
-    buckets: tuple[Bucket, ...]
+    pieces: tuple[range, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +131,10 @@ class ScheduleGraph:
         for second, before in enumerate(self.predecessors):
             for first, origin in before.items():
                 yield first, second, self.origins[origin]
+
+    def is_left_out(self, pieces: range) -> bool:
+        """Whether the op with these nodes is one that its module does not need."""
+        return self.nodes[pieces[0]].role is Role.LEFT_OUT
 
     def module(self, kind: Kind, n: int) -> Module:
         """The module that number `n` of an op of `kind` means."""

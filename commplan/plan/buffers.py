@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from commplan.graph.timeline import orders
 from commplan.language.modules import Module, ModuleTable
-from commplan.ops import ITEMSIZE_BYTES, Kind, OpId, Section, When
+from commplan.ops import ITEMSIZE_BYTES, Kind, Section, When
 from commplan.plan.model import Backwards, Buffer, BufferKind, Hook, OpStep
 from commplan.plan.order import StepOrder
-
-
-@dataclass
-class _Group:
-    """The pieces of one op: step numbers, ascending."""
-
-    step: OpStep
-    numbers: list[int] = field(default_factory=list)
-
-    @property
-    def op(self) -> OpId:
-        return self.step.op
-
-    @property
-    def backwards(self) -> Backwards:
-        """Those in which it runs."""
-        return Backwards.EVERY if self.step.when is When.EVERY else Backwards.LAST
 
 
 def buffers(hooks: Sequence[Hook], table: ModuleTable, order: StepOrder) -> tuple[Buffer, ...]:
@@ -46,12 +29,12 @@ def buffers(hooks: Sequence[Hook], table: ModuleTable, order: StepOrder) -> tupl
 
 @dataclass
 class _Ledger:
-    """The ops of a plan by kind and module."""
+    """The ops of a plan by kind and module; the first piece stands for all of its op."""
 
     order: StepOrder
     completion: list[Module]
     need: list[Module]
-    by_kind: dict[Kind, dict[int, _Group]]
+    by_kind: dict[Kind, dict[int, OpStep]]
     hook_end: dict[int, int]
     compute_end: dict[str, int]
     num_steps: int
@@ -60,21 +43,18 @@ class _Ledger:
     def of(cls, hooks: Sequence[Hook], table: ModuleTable, order: StepOrder) -> _Ledger:
         """Sort the steps of `hooks`."""
         completion, need = orders(table)
-        by_kind: dict[Kind, dict[int, _Group]] = {kind: {} for kind in Kind}
+        by_kind: dict[Kind, dict[int, OpStep]] = {kind: {} for kind in Kind}
         hook_end: dict[int, int] = {}
         compute_end: dict[str, int] = {}
-        groups: dict[tuple[str, int], _Group] = {}
         number = 0
         for hook in hooks:
             if hook.section is Section.POST_BACKWARD:
                 hook_end[hook.n] = number + len(hook.steps)
                 compute_end[table.modules[hook.module].name] = number - 1
             for step in hook.steps:
-                if isinstance(step, OpStep):
-                    group = groups.setdefault((step.op.family, step.op.first), _Group(step))
-                    group.numbers.append(number)
-                    by_kind[step.kind].update(dict.fromkeys(step.op.members, group))
-                number += 1
+                if isinstance(step, OpStep) and step.op.piece == 0:
+                    by_kind[step.kind].update(dict.fromkeys(step.op.members, step))
+            number += len(hook.steps)
         modules = table.modules
         return cls(
             order,
@@ -86,17 +66,22 @@ class _Ledger:
             number,
         )
 
-    def groups(self, kind: Kind) -> Iterator[_Group]:
+    def ops(self, kind: Kind) -> Iterator[OpStep]:
         """Each op of a kind once."""
-        seen: _Group | None = None
-        for group in self.by_kind[kind].values():
-            if group is not seen:
-                yield group
-            seen = group
+        seen: OpStep | None = None
+        for step in self.by_kind[kind].values():
+            if step is not seen:
+                yield step
+            seen = step
 
-    def known(self, group: _Group) -> int:
+    def numbers(self, step: OpStep) -> list[int]:
+        """The step numbers of the pieces of an op, ascending."""
+        op = step.op
+        return [self.order.step_of[op if op.piece == piece else replace(op, piece=piece)] for piece in range(op.pieces)]
+
+    def known(self, step: OpStep) -> int:
         """The step after which compute is known to be behind every piece of an op."""
-        return max(self.order.known[number] for number in group.numbers)
+        return max(self.order.known[number] for number in self.numbers(step))
 
     def gradients(self) -> Iterator[Buffer]:
         """Unsharded gradients that outlive the hook of their module, or the whole backward."""
@@ -111,8 +96,8 @@ class _Ledger:
             )
             if packed_by is None:
                 continue
-            packed = packed_by.numbers[-1]
-            if packed_by.backwards is Backwards.LAST:
+            packed = self.numbers(packed_by)[-1]
+            if _backwards(packed_by) is Backwards.LAST:
                 size_bytes = module.accumulated_gradient_bytes
                 yield Buffer(BufferKind.GRADIENT, n, n, size_bytes, 0, self.num_steps, Backwards.EARLIER)
                 yield Buffer(BufferKind.GRADIENT, n, n, size_bytes, 0, packed, Backwards.LAST)
@@ -121,83 +106,86 @@ class _Ledger:
 
     def reductions(self) -> Iterator[Buffer]:
         """Inputs, wire copies and results of reduce-scatters and all-reduces."""
-        for group in self.groups(Kind.REDUCE_SCATTER):
-            wire_bytes = sum(m.reduced_numel * self.itemsize_bytes(m, group.step) for m in self.members(group))
-            yield self.while_running(BufferKind.RS_INPUT, group, wire_bytes)
-            yield from self.shard(group)
-            if self.casts(group):
-                sizes = (m.reduced_numel // m.shard_size * self.itemsize_bytes(m, group.step) for m in self.members(group))
-                yield self.while_running(BufferKind.WIRE, group, sum(sizes))
+        for step in self.ops(Kind.REDUCE_SCATTER):
+            wire_bytes = sum(m.reduced_numel * self.itemsize_bytes(m, step) for m in self.members(step))
+            yield self.while_running(BufferKind.RS_INPUT, step, wire_bytes)
+            yield from self.shard(step)
+            if self.casts(step):
+                sizes = (m.reduced_numel // m.shard_size * self.itemsize_bytes(m, step) for m in self.members(step))
+                yield self.while_running(BufferKind.WIRE, step, sum(sizes))
         scattered = self.by_kind[Kind.REDUCE_SCATTER]
-        for group in self.groups(Kind.ALL_REDUCE):
-            packs = group.op.first not in scattered
+        for step in self.ops(Kind.ALL_REDUCE):
+            packs = step.op.first not in scattered
             if packs:
-                yield from self.shard(group)
-            if self.casts(group) or (len(group.op.members) > 1 and not packs):
-                sizes = (m.reduced_numel // m.shard_size * self.itemsize_bytes(m, group.step) for m in self.members(group))
-                yield from self.copies(group, sum(sizes))
+                yield from self.shard(step)
+            if self.casts(step) or (len(step.op.members) > 1 and not packs):
+                sizes = (m.reduced_numel // m.shard_size * self.itemsize_bytes(m, step) for m in self.members(step))
+                yield from self.copies(step, sum(sizes))
 
     def parameters(self) -> Iterator[Buffer]:
         """Gathered parameters, until the gradients of their module are complete; without gradients, until the end."""
-        for group in self.groups(Kind.ALL_GATHER):
-            members = self.members(group)
-            born = group.numbers[0]
+        for step in self.ops(Kind.ALL_GATHER):
+            members = self.members(step)
+            born = self.order.step_of[step.op]
             freed = max(born, *(self.compute_end.get(m.name, self.num_steps) for m in members))
-            op = group.op
+            op = step.op
             yield Buffer(BufferKind.PARAMETER, op.first, op.last, sum(m.gathered_bytes for m in members), born, freed)
-            if self.casts(group):
-                wire = (
-                    m.gathered_bytes // ITEMSIZE_BYTES[m.gather_dtype] * self.itemsize_bytes(m, group.step) for m in members
-                )
-                yield self.while_running(BufferKind.WIRE, group, sum(wire))
+            if self.casts(step):
+                wire = (m.gathered_bytes // ITEMSIZE_BYTES[m.gather_dtype] * self.itemsize_bytes(m, step) for m in members)
+                yield self.while_running(BufferKind.WIRE, step, sum(wire))
 
-    def members(self, group: _Group) -> list[Module]:
+    def members(self, step: OpStep) -> list[Module]:
         """The modules of an op."""
-        modules = self.need if group.step.kind is Kind.ALL_GATHER else self.completion
-        return [modules[n] for n in group.op.members]
+        modules = self.need if step.kind is Kind.ALL_GATHER else self.completion
+        return [modules[n] for n in step.op.members]
 
-    def casts(self, group: _Group) -> bool:
+    def casts(self, step: OpStep) -> bool:
         """Whether an op sends in another dtype than its module reduces (gathers) in."""
-        module = self.members(group)[0]
-        own = module.gather_dtype if group.step.kind is Kind.ALL_GATHER else module.reduce_dtype
-        return group.step.dtype not in (None, own)
+        module = self.members(step)[0]
+        own = module.gather_dtype if step.kind is Kind.ALL_GATHER else module.reduce_dtype
+        return step.dtype not in (None, own)
 
     def itemsize_bytes(self, module: Module, step: OpStep) -> int:
         """Bytes of an element on the wire."""
         own = module.gather_dtype if step.kind is Kind.ALL_GATHER else module.reduce_dtype
         return ITEMSIZE_BYTES[step.dtype or own]
 
-    def while_running(self, kind: BufferKind, group: _Group, size_bytes: int) -> Buffer:
+    def while_running(self, kind: BufferKind, step: OpStep, size_bytes: int) -> Buffer:
         """A buffer that lives while an op runs, as compute knows it."""
-        op = group.op
-        return Buffer(kind, op.first, op.last, size_bytes, group.numbers[0], self.known(group), group.backwards)
+        op = step.op
+        return Buffer(kind, op.first, op.last, size_bytes, self.order.step_of[step.op], self.known(step), _backwards(step))
 
-    def copies(self, group: _Group, size_bytes: int) -> Iterator[Buffer]:
+    def copies(self, step: OpStep, size_bytes: int) -> Iterator[Buffer]:
         """A copy for each piece of an op."""
-        op = group.op
-        piece_bytes = -(-size_bytes // len(group.numbers))
-        for number in group.numbers:
+        op = step.op
+        piece_bytes = -(-size_bytes // step.op.pieces)
+        for number in self.numbers(step):
             freed = self.order.known[number]
-            yield Buffer(BufferKind.WIRE, op.first, op.last, piece_bytes, number, freed, group.backwards)
+            yield Buffer(BufferKind.WIRE, op.first, op.last, piece_bytes, number, freed, _backwards(step))
 
-    def shard(self, group: _Group) -> Iterator[Buffer]:
+    def shard(self, step: OpStep) -> Iterator[Buffer]:
         """The result of a reduction, until every member is applied; in backwards without its all-reduce it stays, and is
         there when the next one begins.
         """
         applies = self.by_kind[Kind.APPLY]
-        op, born = group.op, group.numbers[0]
+        op, born = step.op, self.order.step_of[step.op]
         freed = max(self.known(applies[n]) if n in applies else self.num_steps for n in op.members)
-        size_bytes = sum(m.shard_bytes for m in self.members(group))
-        kept = [n for n in op.members if self.is_kept(n)] if group.backwards is Backwards.EVERY else []
+        size_bytes = sum(m.shard_bytes for m in self.members(step))
+        kept = [n for n in op.members if self.is_kept(n)] if _backwards(step) is Backwards.EVERY else []
         if not kept:
-            yield Buffer(BufferKind.SHARD, op.first, op.last, size_bytes, born, freed, group.backwards)
+            yield Buffer(BufferKind.SHARD, op.first, op.last, size_bytes, born, freed, _backwards(step))
             return
         kept_bytes = sum(self.completion[n].shard_bytes for n in kept)
-        yield Buffer(BufferKind.PARTIAL, op.first, op.last, kept_bytes, 0, self.known(group))
+        yield Buffer(BufferKind.PARTIAL, op.first, op.last, kept_bytes, 0, self.known(step))
         yield Buffer(BufferKind.SHARD, op.first, op.last, size_bytes, born, self.num_steps, Backwards.EARLIER)
         yield Buffer(BufferKind.SHARD, op.first, op.last, size_bytes, born, freed, Backwards.LAST)
 
     def is_kept(self, n: int) -> bool:
         """Whether the reduced shard of module `n` is all-reduced in the last backward only."""
         reduced_by = self.by_kind[Kind.ALL_REDUCE].get(n)
-        return reduced_by is not None and reduced_by.backwards is Backwards.LAST
+        return reduced_by is not None and _backwards(reduced_by) is Backwards.LAST
+
+
+def _backwards(step: OpStep) -> Backwards:
+    """Those in which an op runs."""
+    return Backwards.EVERY if step.when is When.EVERY else Backwards.LAST

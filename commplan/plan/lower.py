@@ -14,21 +14,7 @@ from commplan.plan.order import step_order
 
 def lower(graph: ScheduleGraph) -> Plan:
     """The plan of a graph in which `check` finds no error."""
-    after = _after(graph)
-    waits = _waits(graph, after)
-    steps: dict[int, list[Step]] = {}
-    for number in graph.order:
-        node = graph.nodes[number]
-        if node.role is Role.WAIT:
-            assert node.line is not None
-            steps.setdefault(node.hook, []).append(WaitStep(after[number], waits[number], node.line.span))
-        elif node.role is Role.OP:
-            steps.setdefault(node.hook, []).append(_op_step(node, after[number], waits[number]))
-    hooks = tuple(
-        Hook(point.section, point.n, point.module, tuple(steps.get(place, ())))
-        for place, point in enumerate(graph.timeline.points)
-        if place in steps or point.section is not Section.PRE_BACKWARD
-    )
+    hooks = _hooks(graph)
     return Plan(
         schedule=graph.spec.name,
         params=tuple((param.name, graph.params[param.name]) for param in graph.spec.params),
@@ -37,6 +23,29 @@ def lower(graph: ScheduleGraph) -> Plan:
         hooks=hooks,
         buffers=buffers(hooks, graph.table, step_order(hooks)),
     )
+
+
+def _hooks(graph: ScheduleGraph) -> tuple[Hook, ...]:
+    """Every hook with its steps, save pre-backward hooks without any."""
+    after = _after(graph)
+    waits = _waits(graph, after)
+    steps: list[Step] = []
+    ends = [0] * len(graph.timeline.points)
+    for number in graph.order:
+        node = graph.nodes[number]
+        if node.role is Role.WAIT:
+            assert node.line is not None
+            steps.append(WaitStep(after[number], waits[number], node.line.span))
+        elif node.role is Role.OP:
+            steps.append(_op_step(node, after[number], waits[number]))
+        ends[node.hook] = len(steps)  # the order of issue is hook by hook
+    hooks: list[Hook] = []
+    first = 0
+    for point, end in zip(graph.timeline.points, ends, strict=True):
+        if end > first or point.section is not Section.PRE_BACKWARD:
+            hooks.append(Hook(point.section, point.n, point.module, tuple(steps[first:end])))
+            first = max(first, end)
+    return tuple(hooks)
 
 
 def _op_step(node: Node, after: tuple[OpId, ...], waits: tuple[OpId, ...]) -> OpStep:

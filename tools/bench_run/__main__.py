@@ -50,7 +50,7 @@ def shown(figures: dict[str, Any]) -> list[str]:
         f"  check         {process['check_s']:7.3f} s  ({fastest:.3f} to {slowest:.3f})",
         f"  import torch  {process['import_torch_s']:7.3f} s  ({torch_fastest:.3f} to {torch_slowest:.3f})",
         f"  ratio         {process['ratio']:7.3f}",
-        f"check and compile {growth['schedule']}, one process, medians of {growth['runs']}",
+        f"check and compile {growth['schedule']}, one process as `commplan` sets it up, medians of {growth['runs']}",
     ]
     exponents = ("", *(f"  grows as N^{exponent:.2f}" for exponent in growth["exponents"]))
     by_count = growth["check_and_compile_s"].items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
 import subprocess
@@ -65,17 +66,23 @@ def _range(times_s: Sequence[float]) -> tuple[float, float]:
 
 
 def growth_times(schedule: str, runs: int, counts: Sequence[int] = COUNTS) -> GrowthTimes:
-    """`check` and `compile` by number of modules, turn by turn."""
+    """`check` and `compile` by number of modules, turn by turn, in a process that collects garbage as `commplan` does."""
     from commplan import compiler
+    from commplan.cli import YOUNG_OBJECTS
 
     times_s: dict[int, list[float]] = {count: [] for count in counts}
-    for turn in range(-1, runs):
-        for count in counts if turn >= 0 else (WARM_UP_MODULES,):
-            begin_s = time.perf_counter()
-            compiler.check(schedule, count)
-            compiler.compile(schedule, count)
-            if turn >= 0:
-                times_s[count].append(time.perf_counter() - begin_s)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(YOUNG_OBJECTS)
+    try:
+        for turn in range(-1, runs):
+            for count in counts if turn >= 0 else (WARM_UP_MODULES,):
+                begin_s = time.perf_counter()
+                compiler.check(schedule, count)
+                compiler.compile(schedule, count)
+                if turn >= 0:
+                    times_s[count].append(time.perf_counter() - begin_s)
+    finally:
+        gc.set_threshold(*thresholds)
     medians = {count: statistics.median(found) for count, found in times_s.items()}
     exponents = tuple(math.log(medians[b] / medians[a]) / math.log(b / a) for a, b in pairwise(counts))
     return GrowthTimes(schedule, runs, medians, exponents, medians[counts[-1]] / medians[counts[-2]])

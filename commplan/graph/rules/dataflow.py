@@ -99,8 +99,8 @@ def reads_of_skipped(graph: ScheduleGraph) -> Iterator[Violation]:
         return
     both = (
         n
-        for n, (scatter, reduce) in enumerate(zip(first.buckets, second.buckets, strict=True))
-        if not scatter.left_out and not reduce.left_out
+        for n, (scatter, reduce) in enumerate(zip(first.pieces, second.pieces, strict=True))
+        if not graph.is_left_out(scatter) and not graph.is_left_out(reduce)
     )
     if next(both, None) is None:
         return

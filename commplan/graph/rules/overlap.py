@@ -62,7 +62,7 @@ def hides_nothing(graph: ScheduleGraph) -> Iterator[Violation]:
     for section, line in op_lines(graph):
         if section is not Section.ROOT or line.kind not in _REDUCTIONS or graph.families[line.ref.family].line is not line:
             continue
-        if all(bucket.left_out for bucket in graph.families[line.ref.family].buckets[:last]):
+        if all(map(graph.is_left_out, graph.families[line.ref.family].pieces[:last])):
             continue
         yield Violation(
             "CP503",
@@ -79,12 +79,12 @@ def long_tail(graph: ScheduleGraph) -> Iterator[Violation]:
         family = graph.families[line.ref.family]
         if section is Section.ROOT or family.line is not line or line.fuse is None or line.kind not in _REDUCTIONS:
             continue
-        last = family.buckets[-1] if family.buckets else None
+        last = graph.nodes[family.pieces[-1][0]].op if family.pieces else None
         if last is None or last.first == last.last or line.fuse.tail.resolve(graph.params):
             continue
         yield Violation(
             "CP504",
-            f"{graph.nodes[last.nodes[0]].op} starts only when the last gradients are complete: nothing hides a whole bucket",
+            f"{last} starts only when the last gradients are complete: nothing hides a whole bucket",
             line.spans.get("fuse", line.span),
             "add `tail: 1` to `fuse`: then the modules before the last are sent while it computes",
             severity=Severity.WARNING,

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from commplan.errors import Rule, Severity, Violation
-from commplan.graph.model import Bucket, Family, ScheduleGraph
+from commplan.graph.model import Family, ScheduleGraph
 from commplan.graph.place import wire_bytes, wire_dtype
 from commplan.graph.rules.rule import GraphRule
 from commplan.language.modules import Module
 from commplan.language.spec import OpLine
-from commplan.ops import ITEMSIZE_BYTES, Kind
+from commplan.ops import ITEMSIZE_BYTES, Kind, OpId
 
 MAX_OP_NUMEL: Final = 2**31 - 1
 """Elements on one rank that one collective carries at most: what a count of 32 bits can say."""
@@ -31,7 +31,7 @@ def too_large(graph: ScheduleGraph) -> Iterator[Violation]:
         named = ", ".join(module.name for module in largest.members[:2]) + (", ..." if len(largest.members) > 2 else "")
         yield Violation(
             "CP403",
-            f"{graph.nodes[largest.bucket.nodes[0]].op} ({named}) carries {largest.size_bytes:,} bytes in one op: "
+            f"{largest.op} ({named}) carries {largest.size_bytes:,} bytes in one op: "
             f"{largest.numel:,} elements, more than {MAX_OP_NUMEL:,}",
             family.line.span,
             ", or ".join(_remedies(largest)),
@@ -44,7 +44,7 @@ class _Load:
     """What one collective carries; `size_bytes` of its larger side, of one piece, on one rank."""
 
     line: OpLine
-    bucket: Bucket
+    op: OpId
     members: tuple[Module, ...]
     num_pieces: int
     size_bytes: int
@@ -59,14 +59,13 @@ class _Load:
 
 
 def _loads(graph: ScheduleGraph, family: Family) -> Iterator[_Load]:
-    seen: Bucket | None = None
     num_pieces = family.line.chunks.resolve(graph.params)
-    for bucket in family.buckets:
-        if bucket is not seen and not bucket.left_out:
-            members = tuple(graph.module(family.line.kind, n) for n in range(bucket.first, bucket.last + 1))
+    for pieces in dict.fromkeys(family.pieces):
+        op = graph.nodes[pieces[0]].op
+        if op is not None and not graph.is_left_out(pieces):
+            members = tuple(graph.module(family.line.kind, n) for n in op.members)
             whole_bytes = sum(_larger_side_bytes(module, family.line) for module in members)
-            yield _Load(family.line, bucket, members, num_pieces, -(-whole_bytes // num_pieces))
-        seen = bucket
+            yield _Load(family.line, op, members, num_pieces, -(-whole_bytes // num_pieces))
 
 
 def _larger_side_bytes(module: Module, line: OpLine) -> int:
