@@ -1,6 +1,7 @@
 """Agreement between ranks before anything is touched, through the store that made the process group.
 
-Nothing here is a collective of torch: a rank that never arrives, or arrives with something else, is named.
+Nothing here is a collective of torch: a rank that never arrives, or arrives with something else, is named.  The last rank
+to arrive compares for all, so that the store serves a number of requests that is linear in the ranks.
 """
 
 from __future__ import annotations
@@ -8,18 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 
 from torch.distributed.distributed_c10d import Store
 
 from commplan.errors import RankMismatchError
 from commplan.execute.ranks import listed
 
-AGREED = "agreed"
+AGREED: Final = "agreed"
 
-REFUSED = "refused"
+REFUSED: Final = "refused"
 """Key of a record by which a rank says why it will not go on."""
+
+NOTHING: Final = "nothing"
+
+_DIFFER: Final = "differ on "
 
 
 def agree(store: Store, ranks: Sequence[int], rank: int, record: Mapping[str, str], timeout_s: float) -> str:
@@ -43,47 +50,88 @@ def agree(store: Store, ranks: Sequence[int], rank: int, record: Mapping[str, st
     # The others gave this rank up: it takes part in their next attempt.
     while store.check([f"{name}/outcome"]):
         name = f"{scope}/{store.add(f'{scope}/turn/{rank}', 1)}"
-    keys = {r: f"{name}/{r}" for r in ranks}
-    store.set(keys[rank], json.dumps(record))
-    if REFUSED in record:
+    is_refusal = REFUSED in record
+    # Only digests travel as long as ranks agree.
+    told = record if is_refusal else {subject: hashlib.sha256(text.encode()).hexdigest() for subject, text in record.items()}
+    meeting = _Meeting(store, ranks, rank, name, timeout_s)
+    meeting.tell(json.dumps(told), _outcome)
+    if is_refusal:
         return name
-    outcome = AGREED
-    try:
-        store.wait(list(keys.values()), timedelta(seconds=timeout_s))
-    except RuntimeError:
-        missing = [r for r in ranks if not store.check([keys[r]])]
-        outcome = (
-            f"rank(s) {listed(missing)} did not attach within {timeout_s:g} s; "
-            "every rank has to call attach, as often as the others"
-        )
-    if outcome == AGREED:
-        records = {r: json.loads(store.get(keys[r])) for r in ranks}
-        problem = difference(records)
-        if problem:
-            raise RankMismatchError(problem)
-    # Whoever is first decides for all: a rank that gives up must not leave others that go on.
-    outcome = store.compare_set(f"{name}/outcome", "", outcome).decode()
+    outcome = meeting.outcome()
+    if outcome.startswith(_DIFFER):
+        subject = outcome.removeprefix(_DIFFER)
+        details = _Meeting(store, ranks, rank, f"{name}/details", timeout_s)
+        details.tell(json.dumps({subject: record.get(subject, NOTHING)}), difference)
+        outcome = details.outcome()
     if outcome != AGREED:
         raise RankMismatchError(outcome)
     return name
 
 
-def difference(records: Mapping[int, Mapping[str, str]]) -> str:
-    """The first thing on which ranks differ, in words; empty if they agree."""
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """Each rank tells something; one outcome for all, which says what came of it, or who did not come."""
+
+    store: Store
+    ranks: Sequence[int]
+    rank: int
+    name: str
+    timeout_s: float
+
+    def tell(self, record: str, judge: Callable[[Mapping[int, Mapping[str, str]]], str]) -> None:
+        """Tell `record`, JSON of a mapping; whoever is the last to tell judges all of them."""
+        self.store.set(self._key(self.rank), record)
+        if self.store.add(f"{self.name}/arrived", 1) == len(self.ranks):
+            self._decide(judge({r: json.loads(self.store.get(self._key(r))) for r in self.ranks}))
+
+    def outcome(self) -> str:
+        """Wait for what was decided."""
+        try:
+            self.store.wait([f"{self.name}/outcome"], timedelta(seconds=self.timeout_s))
+        except RuntimeError:
+            missing = [r for r in self.ranks if not self.store.check([self._key(r)])]
+            self._decide(
+                f"rank(s) {listed(missing)} did not attach within {self.timeout_s:g} s; "
+                "every rank has to call attach, as often as the others"
+                if missing
+                else f"ranks were not compared within {self.timeout_s:g} s: the last one to attach ended, or is slow"
+            )
+        return str(self.store.get(f"{self.name}/outcome").decode())
+
+    def _decide(self, outcome: str) -> None:
+        """Whoever is first decides for all: a rank that gives up must not leave others that go on."""
+        self.store.compare_set(f"{self.name}/outcome", "", outcome)
+
+    def _key(self, rank: int) -> str:
+        return f"{self.name}/{rank}"
+
+
+def _outcome(records: Mapping[int, Mapping[str, str]]) -> str:
+    """AGREED, which ranks refused, or the subject on which ranks differ."""
     refused = {r: record[REFUSED] for r, record in records.items() if REFUSED in record}
     if refused:
         rank, reason = next(iter(refused.items()))
         return f"rank(s) {listed(list(refused))} could not attach; rank {rank} says: {reason}"
+    subject = _first_subject(records)
+    return AGREED if subject is None else f"{_DIFFER}{subject}"
+
+
+def _first_subject(records: Mapping[int, Mapping[str, str]]) -> str | None:
+    """What ranks differ on first."""
     subjects = dict.fromkeys(subject for record in records.values() for subject in record)
-    for subject in subjects:
-        values = {r: record.get(subject, "nothing") for r, record in records.items()}
-        usual, _ = Counter(values.values()).most_common(1)[0]
-        odd = [r for r, value in values.items() if value != usual]
-        if odd:
-            rest = [r for r, value in values.items() if value == usual]
-            mine, theirs = _first_difference(values[odd[0]], usual)
-            return f"ranks disagree on {subject}: rank(s) {listed(odd)} have {mine}, rank(s) {listed(rest)} have {theirs}"
-    return ""
+    return next((s for s in subjects if len({record.get(s, NOTHING) for record in records.values()}) > 1), None)
+
+
+def difference(records: Mapping[int, Mapping[str, str]]) -> str:
+    """The first thing on which ranks differ, in words."""
+    subject = _first_subject(records)
+    assert subject is not None
+    values = {r: record.get(subject, NOTHING) for r, record in records.items()}
+    usual, _ = Counter(values.values()).most_common(1)[0]
+    odd = [r for r, value in values.items() if value != usual]
+    rest = [r for r, value in values.items() if value == usual]
+    mine, theirs = _first_difference(values[odd[0]], usual)
+    return f"ranks disagree on {subject}: rank(s) {listed(odd)} have {mine}, rank(s) {listed(rest)} have {theirs}"
 
 
 def _first_difference(one: str, other: str, limit: int = 200) -> tuple[str, str]:

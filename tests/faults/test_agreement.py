@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import pytest
 import torch.distributed as dist
@@ -15,6 +17,23 @@ from commplan.execute.agreement import REFUSED, agree
 RANKS = (0, 1, 2)
 LONG_S = 60.0
 SHORT_S = 0.2
+
+
+class Counting:
+    """A store that counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.store = dist.HashStore()
+        self.num_requests = 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.store, name)
+
+        def asked(*args: Any) -> Any:
+            self.num_requests += 1
+            return method(*args)
+
+        return asked
 
 
 def together(calls: Mapping[int, Callable[[], str]]) -> dict[int, str]:
@@ -78,3 +97,27 @@ def test_a_refusal_is_told_without_waiting() -> None:
     found = together({rank: attempt(store, rank) for rank in RANKS})
     assert len(set(found.values())) == 1
     assert not found[0].startswith("error")
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_requests_are_linear_in_the_ranks(differ: bool) -> None:
+    """A store that serves thousands of ranks can't serve each pair of them."""
+    of_count = {}
+    for num_ranks in (8, 32):
+        store = Counting()
+        ranks = range(num_ranks)
+
+        def call(rank: int, store: Counting = store, ranks: range = ranks) -> str:
+            return agree(cast(dist.Store, store), ranks, rank, {"step": str(differ and rank == 0)}, LONG_S)
+
+        found = together({rank: functools.partial(call, rank) for rank in ranks})
+        assert len(set(found.values())) == 1
+        assert found[0].startswith("error: ranks disagree on step: rank(s) 0 have 'True'") == differ
+        of_count[num_ranks] = store.num_requests
+    assert of_count[32] <= 4 * of_count[8]
+
+
+def test_only_the_first_difference_is_told_in_words() -> None:
+    store = dist.HashStore()
+    found = together({rank: attempt(store, rank, first="same", second=f"line\n{rank // 2}", third=str(rank)) for rank in RANKS})
+    assert set(found.values()) == {"error: ranks disagree on second: rank(s) 2 have '1', rank(s) 0, 1 have '0'"}
