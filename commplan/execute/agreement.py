@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import Store
 
 from commplan.errors import RankMismatchError
 from commplan.execute.ranks import listed
+from commplan.execute.stores import set_once
 
 AGREED: Final = "agreed"
 
@@ -100,7 +101,7 @@ class _Meeting:
 
     def _decide(self, outcome: str) -> None:
         """Whoever is first decides for all: a rank that gives up must not leave others that go on."""
-        self.store.compare_set(f"{self.name}/outcome", "", outcome)
+        set_once(self.store, f"{self.name}/outcome", outcome)
 
     def _key(self, rank: int) -> str:
         return f"{self.name}/{rank}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cached_property
 
 from torch.distributed.distributed_c10d import Store
 
 from commplan.errors import ExecutionError
 from commplan.execute.ranks import listed
+from commplan.execute.stores import set_once
 
 # A rank that waits for the outcome waits longer than the one that finds it out.
 PATIENCE_S = 2.0
@@ -18,13 +20,14 @@ class Board:
     """Notes by key; all ranks hold the same meetings, whatever becomes of them.
 
     Args:
-        store: a connection of its own, used by one thread.
+        connect: makes a connection to the store, to be used by one thread; called when first needed, since a job of
+            thousands of ranks pays for each.
         prefix: begins the names of its keys; the same on `ranks`, and never used before.
         rank, ranks: this one, and all that meet.
     """
 
-    def __init__(self, store: Store, prefix: str, rank: int, ranks: Sequence[int]) -> None:
-        self._store = store
+    def __init__(self, connect: Callable[[], Store], prefix: str, rank: int, ranks: Sequence[int]) -> None:
+        self._connect = connect
         self._prefix = prefix
         self.rank = rank
         self.ranks = ranks
@@ -32,6 +35,10 @@ class Board:
         self._number = 0
         self._posted: list[str] = []
         self._stale: list[str] = []
+
+    @cached_property
+    def _store(self) -> Store:
+        return self._connect()
 
     def begin(self, timeout_s: float) -> None:
         """Begin the next meeting: keys are new. `timeout_s` says how long to wait for a note."""
@@ -52,7 +59,7 @@ class Board:
     def decide(self, key: str, text: str) -> str:
         """Leave a note unless another rank did; the one that is there."""
         self._posted.append(self._key(key))
-        return self._store.compare_set(self._key(key), "", text).decode()
+        return set_once(self._store, self._key(key), text)
 
     def missing(self, keys: Sequence[str], timeout_s: float) -> list[int]:
         """Wait for all of these notes; the places of those that did not come."""

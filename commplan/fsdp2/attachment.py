@@ -271,7 +271,7 @@ def _install(prepared: _Prepared, options: Options, agreement: str) -> Attachmen
         for process_group in maker.made:
             private.end_group(process_group)
         raise
-    board = Board(faults.own_store(private.default_store()), agreement, dist.get_rank(), prepared.ranks)
+    board = Board(lambda: faults.own_store(private.default_store()), agreement, dist.get_rank(), prepared.ranks)
     return Attachment(driver, maker.made, Peers(board))
 
 

@@ -37,7 +37,7 @@ def aligned(store: object, skews_s: Sequence[float], host_of: Sequence[int]) -> 
     leaders = sorted({host: rank for rank, host in reversed(list(enumerate(host_of)))}.values())
 
     def run(rank: int) -> Offset:
-        board = Board(store, "test", rank, range(num_ranks))  # type: ignore[arg-type]
+        board = Board(lambda: store, "test", rank, range(num_ranks))
         board.begin(60)
         leader = next(r for r in leaders if host_of[r] == host_of[rank])
         return align(board, leaders, leader, clock(skews_s[host_of[rank]]))
@@ -65,7 +65,7 @@ def test_clocks_that_are_one_are_found_equal_over_tcp() -> None:
 
 
 def _align_one(store: TCPStore, rank: int) -> Offset:
-    board = Board(store, "test", rank, range(3))
+    board = Board(lambda: store, "test", rank, range(3))
     board.begin(60)
     return align(board, [0, 1, 2], rank)
 
@@ -79,7 +79,7 @@ def test_a_clock_is_that_of_a_host() -> None:
 
 
 def test_a_leader_that_goes_away_is_named() -> None:
-    board = Board(HashStore(), "test", 1, range(2))
+    board = Board(HashStore, "test", 1, range(2))
     board.begin(0.1)
     with pytest.raises(ExecutionError, match="rank 0 went away in the middle of report"):
         align(board, [0, 1], 1)
@@ -105,7 +105,7 @@ def meet(
     store = HashStore()
 
     def run(rank: int) -> Arrivals | str:
-        peers = Peers(Board(store, "test", rank, range(4)), hosts[rank], clock(skews_s[rank]))
+        peers = Peers(Board(lambda: store, "test", rank, range(4)), hosts[rank], clock(skews_s[rank]))
         try:
             return peers.meet(report_of(rank), timeout_s)
         except ExecutionError as error:
@@ -161,7 +161,7 @@ def test_ranks_that_do_not_come_are_named_by_all(absent: int) -> None:
         if rank == absent:
             return ""
         with pytest.raises(ExecutionError) as caught:
-            Peers(Board(store, "test", rank, range(4)), "a").meet(backward(rank, 0, begins(rank)), 0.3)
+            Peers(Board(lambda: store, "test", rank, range(4)), "a").meet(backward(rank, 0, begins(rank)), 0.3)
         return str(caught.value)
 
     said = on_threads(4, run)
@@ -176,7 +176,7 @@ def test_notes_of_earlier_meetings_are_deleted() -> None:
     num_keys: list[int] = []
 
     def run(rank: int) -> None:
-        peers = Peers(Board(store, "test", rank, range(4)), "a")
+        peers = Peers(Board(lambda: store, "test", rank, range(4)), "a")
         for _ in range(5):
             peers.meet(backward(rank, 0, begins(rank)), 60)
             barrier.wait()
@@ -218,7 +218,7 @@ def keys_a_rank(num_replicas: int) -> float:
         ops = [Interval(f"{kind}_{n}", "lane", n, n + 1) for kind in ("RS", "AR") for n in range(3)]
         ranks_of = {op.op: shard if op.op.startswith("RS") else replicate for op in ops}
         report = BackwardReport(0, 9, ops, (), 0, 0, 1, None, ranks_of)
-        board = Board(store, "test", rank, range(num_ranks))  # type: ignore[arg-type]
+        board = Board(lambda: store, "test", rank, range(num_ranks))
         arrivals = Peers(board, f"host {host}").meet(report, 60)
         assert arrivals.num_clocks == num_replicas
         assert arrivals.last_peers.keys() == ranks_of.keys()
