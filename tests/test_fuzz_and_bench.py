@@ -69,3 +69,17 @@ def test_figures_of_the_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert figures["growth"]["last_factor"] == pytest.approx(by_count["4"] / by_count["2"])
     assert 2 ** figures["growth"]["exponents"][0] == pytest.approx(by_count["4"] / by_count["2"])
     assert "ratio" in capsys.readouterr().out
+
+
+def test_figures_of_rank_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "figures.json"
+    assert bench.main(["rank_checks", "--runs", "2", "--modules", "2", "--compute", "0,1", "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())
+    assert [row["compute_ms"] for row in rows] == [0, 1]
+    for row in rows:
+        assert set(row["backward_s"]) == {"off", "backward", "always"}
+        for mode, taken_s in row["backward_s"].items():
+            assert taken_s > row["num_modules"] * row["compute_ms"] / 1e3
+            assert row["ratio_off"][mode] == pytest.approx(taken_s / row["backward_s"]["off"])
+    shown = capsys.readouterr().out
+    assert f"{rows[0]['backward_s']['always'] * 1e3:.1f} ms" in shown

@@ -1,32 +1,44 @@
-"""Measure the compiler: `python -m bench_run compile`, or `tools/bench compile`."""
+"""Measurements that a person can run: `python -m bench_run WHAT`, or `tools/bench WHAT`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench_run.compiling import COUNTS, measure
+from bench_run import compiling
 from commplan.language import library
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One measurement: its options, how it is done, and how its figures (plain data) are shown."""
+
+    told: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    measure: Callable[[argparse.Namespace], Any]
+    shown: Callable[[Any], list[str]]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; the exit status."""
     parser = argparse.ArgumentParser(prog="tools/bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="WHAT")
-    compiling = commands.add_parser("compile", help="time of `commplan check`, and how it grows with the number of modules")
-    compiling.add_argument("--schedule", default="pipelined_allreduce", choices=library.names(), metavar="NAME")
-    compiling.add_argument("--runs", type=int, default=7, help="runs of each, the median counts (%(default)s)")
-    counts = ",".join(map(str, COUNTS))
-    compiling.add_argument("--modules", type=_counts, default=COUNTS, help=f"two or more numbers of modules ({counts})")
-    compiling.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    for name, bench in BENCHES.items():
+        command = commands.add_parser(name, help=bench.told, description=bench.told)
+        command.add_argument("--schedule", default="pipelined_allreduce", choices=library.names(), metavar="NAME")
+        command.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+        bench.add_options(command)
     options = parser.parse_args(arguments)
     if options.runs < 1:
         parser.error("--runs must be at least 1")
-    figures = measure(options.schedule, options.runs, options.modules)
-    print("\n".join(shown(figures)))
+    bench = BENCHES[options.command]
+    figures = bench.measure(options)
+    print("\n".join(bench.shown(figures)))
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
@@ -41,21 +53,58 @@ def _counts(text: str) -> tuple[int, ...]:
     return found
 
 
-def shown(figures: dict[str, Any]) -> list[str]:
-    """The figures for people."""
-    process, growth = figures["process"], figures["growth"]
-    (fastest, slowest), (torch_fastest, torch_slowest) = process["check_range_s"], process["import_torch_range_s"]
-    lines = [
-        f"commplan check {process['schedule']} --modules {process['num_modules']}, whole process, medians of {process['runs']}",
-        f"  check         {process['check_s']:7.3f} s  ({fastest:.3f} to {slowest:.3f})",
-        f"  import torch  {process['import_torch_s']:7.3f} s  ({torch_fastest:.3f} to {torch_slowest:.3f})",
-        f"  ratio         {process['ratio']:7.3f}",
-        f"check and compile {growth['schedule']}, one process as `commplan` sets it up, medians of {growth['runs']}",
-    ]
-    exponents = ("", *(f"  grows as N^{exponent:.2f}" for exponent in growth["exponents"]))
-    by_count = growth["check_and_compile_s"].items()
-    lines += [f"  {count:>6} modules  {time_s:8.3f} s{told}" for (count, time_s), told in zip(by_count, exponents, strict=True)]
-    return [*lines, f"  the last takes {growth['last_factor']:.1f} times the one before"]
+def _milliseconds(text: str) -> tuple[float, ...]:
+    found = tuple(float(part) for part in text.split(","))
+    if min(found) < 0:
+        raise argparse.ArgumentTypeError("numbers of milliseconds, as in 0,10")
+    return found
+
+
+def _compile_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--runs", type=int, default=7, help="runs of each, the median counts (%(default)s)")
+    counts = ",".join(map(str, compiling.COUNTS))
+    command.add_argument("--modules", type=_counts, default=compiling.COUNTS, help=f"two or more numbers of modules ({counts})")
+
+
+def _rank_checks_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--runs", type=int, default=20, help="backwards of each, the median counts (%(default)s)")
+    command.add_argument("--modules", type=int, default=24, help="modules of 16 parameters (%(default)s)")
+    command.add_argument(
+        "--compute",
+        type=_milliseconds,
+        default=(0.0, 10.0),
+        metavar="MS,MS",
+        help="milliseconds that the backward of a module sleeps, as if an accelerator computed (0,10)",
+    )
+
+
+def _measure_rank_checks(options: argparse.Namespace) -> Any:
+    from bench_run import rank_checks
+
+    settings = [rank_checks.Setting(options.schedule, options.modules, ms, options.runs) for ms in options.compute]
+    return rank_checks.measure(settings)
+
+
+def _show_rank_checks(figures: Any) -> list[str]:
+    from bench_run import rank_checks
+
+    return rank_checks.shown(figures)
+
+
+BENCHES = {
+    "compile": Bench(
+        "time of `commplan check`, and how it grows with the number of modules",
+        _compile_options,
+        lambda options: compiling.measure(options.schedule, options.runs, options.modules),
+        compiling.shown,
+    ),
+    "rank_checks": Bench(
+        "time of a backward without rank checks, with one a backward, and with one a reduction",
+        _rank_checks_options,
+        _measure_rank_checks,
+        _show_rank_checks,
+    ),
+}
 
 
 if __name__ == "__main__":

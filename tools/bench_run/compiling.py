@@ -91,3 +91,20 @@ def growth_times(schedule: str, runs: int, counts: Sequence[int] = COUNTS) -> Gr
 def measure(schedule: str, runs: int, counts: Sequence[int] = COUNTS) -> dict[str, Any]:
     """Both, as plain data."""
     return {"process": asdict(process_times(schedule, runs)), "growth": asdict(growth_times(schedule, runs, counts))}
+
+
+def shown(figures: dict[str, Any]) -> list[str]:
+    """The figures for people."""
+    process, growth = figures["process"], figures["growth"]
+    (fastest, slowest), (torch_fastest, torch_slowest) = process["check_range_s"], process["import_torch_range_s"]
+    lines = [
+        f"commplan check {process['schedule']} --modules {process['num_modules']}, whole process, medians of {process['runs']}",
+        f"  check         {process['check_s']:7.3f} s  ({fastest:.3f} to {slowest:.3f})",
+        f"  import torch  {process['import_torch_s']:7.3f} s  ({torch_fastest:.3f} to {torch_slowest:.3f})",
+        f"  ratio         {process['ratio']:7.3f}",
+        f"check and compile {growth['schedule']}, one process as `commplan` sets it up, medians of {growth['runs']}",
+    ]
+    exponents = ("", *(f"  grows as N^{exponent:.2f}" for exponent in growth["exponents"]))
+    by_count = growth["check_and_compile_s"].items()
+    lines += [f"  {count:>6} modules  {time_s:8.3f} s{told}" for (count, time_s), told in zip(by_count, exponents, strict=True)]
+    return [*lines, f"  the last takes {growth['last_factor']:.1f} times the one before"]
