@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import hashlib
 import importlib
 import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from types import CodeType, MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -139,7 +140,14 @@ def _code(module: Any, name: str) -> str:
 
 
 def _source(function: Any) -> str:
-    return _canonical(ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))))
+    code = inspect.unwrap(function).__code__
+    return _source_of(code, code.co_filename)
+
+
+@functools.cache
+def _source_of(code: CodeType, file: str) -> str:
+    """Read once in a process: a function that takes its place has other code, or is from another file."""
+    return _canonical(ast.parse(textwrap.dedent(inspect.getsource(code))))
 
 
 def _canonical(node: object) -> str:

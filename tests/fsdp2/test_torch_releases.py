@@ -278,6 +278,7 @@ def test_builds_of_a_known_release_are_accepted(suffix: str) -> None:
 
 
 def test_a_torch_without_source_is_refused() -> None:
+    releases._source_of.cache_clear()
     with patch.object(releases.inspect, "getsource", side_effect=OSError("could not get source code")):
         assert "source" in refusal()
 

@@ -7,6 +7,7 @@ the top of a module, so that it travels by name; it gets a `Rank` first.  A worl
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -66,6 +67,9 @@ def _serve(rank: int, size: int, store_path: str, requests: Connection) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=CASE_TIMEOUT_S))
     here = Rank(rank, size)
     bound.watch()
+    # What is imported by now stays: a collection that visits it takes longer than a backward.
+    gc.collect()
+    gc.freeze()
     while (request := requests.recv()) is not None:
         case, arguments = request
         try:
