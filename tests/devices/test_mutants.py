@@ -64,7 +64,7 @@ def left_out(schedule: str) -> dict[str, mutants.Tally]:
 
 def test_none_survives() -> None:
     schedules = [*(name for name, _ in parity.LIBRARY), APPLY_ON_A_LANE_OF_ITS_OWN]
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(2, mp_context=context, initializer=join_nobody) as pool:
         tallies = list(pool.map(left_out, schedules))
     found = dict(zip([*schedules[:-1], "apply on a lane"], tallies, strict=True))

@@ -103,14 +103,14 @@ class Trainer:
         self.initial = [p.to_local().clone() for p in self.parameters]
         self.optimizer = torch.optim.SGD(self.parameters, lr=0.1)
 
-    def gradients(self) -> list[dict[str, torch.Tensor | None]]:
-        """Those of each of `STEPS`, from the first values on."""
+    def gradients(self, num_steps: int = len(STEPS)) -> list[dict[str, torch.Tensor | None]]:
+        """Those of each of the first of `STEPS`, from the first values on."""
         with torch.no_grad():
             for parameter, value in zip(self.parameters, self.initial, strict=True):
                 parameter.to_local().copy_(value)
         found = []
         i = 0
-        for step in STEPS:
+        for step in STEPS[:num_steps]:
             for flags in step:
                 parity.set_flags(self.model, flags)
                 FN.loss(self.model(FN.batch(self.here.rank, i)), self.here.rank).backward()
@@ -136,7 +136,8 @@ def interrupted_step(trainer: Trainer, place: str, where: str, step: parity.Step
 
 
 def assert_exact(trainer: Trainer, expected: list[dict[str, torch.Tensor | None]], where: str) -> None:
-    for number, (mine, right) in enumerate(zip(trainer.gradients(), expected, strict=True)):
+    """The next steps, as many as there are in `expected`, are as they would have been."""
+    for number, (mine, right) in enumerate(zip(trainer.gradients(len(expected)), expected, strict=True)):
         parity.assert_equal(mine, right, f"{where}, step {number}")
 
 
@@ -159,7 +160,9 @@ def after_exceptions(here: Rank, schedules: Sequence[parity.Schedule], accumulat
             for place in places(trainer.model):
                 for at in range(len(step)):
                     interrupted_step(trainer, place, where, step, at)
-                    assert_exact(trainer, expected, f"{label}: {where} of {place}, microbatch {at}")
+                    # Whatever was left would be in the very next backward; accumulation is tried at two places as well.
+                    after = expected if at == len(step) - 1 and place in ("(root)", "b.1") else expected[:1]
+                    assert_exact(trainer, after, f"{label}: {where} of {place}, microbatch {at}")
                     assert memories[-1].live_bytes == 0, label
         interrupted_step(trainer, "b.1", "backward", step, len(step) - 1)
         attachment.detach()

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tests.worlds import bound
+
+PRELOADED = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "commplan.fsdp2", __name__]
 
 CASE_TIMEOUT_S = float(os.environ.get("WORLD_TIMEOUT_S", "120"))
 
@@ -83,12 +85,14 @@ class World:
     """`size` processes joined in one default process group."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        # Forked from a process that has torch: a world is there at once.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         self.size = size
         self._folder = tempfile.TemporaryDirectory(prefix="world-")
         store_path = str(Path(self._folder.name) / "store")
         self._pipes: list[Connection] = []
-        self._processes: list[SpawnProcess] = []
+        self._processes: list[ForkServerProcess] = []
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, size, store_path, theirs), daemon=True)
