@@ -13,25 +13,25 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Concatenate, ParamSpec
 
-import torch.distributed as dist
-
 from commplan.errors import DivergenceError, ExecutionError
+from commplan.execute import irregular
 from commplan.execute.backward import Backward
-from commplan.execute.collectives import TASKS, Store, placeholder
+from commplan.execute.collectives import Store
 from commplan.execute.control import Check, Control, Message
 from commplan.execute.declared import declared_bytes
 from commplan.execute.instance import Instance, PartialSum
 from commplan.execute.interface import Gradients, Unit
-from commplan.execute.lanes import Lanes, Task, Token
+from commplan.execute.issuing import Issuer
+from commplan.execute.lanes import Lanes, Token
 from commplan.execute.lookout import Lookout, Place
 from commplan.execute.memory import Memory
 from commplan.execute.program import Program, index_plan
-from commplan.execute.ranges import WAIT, GroupRanks, Range, no_range
+from commplan.execute.ranges import Range, no_range
 from commplan.execute.report import BackwardReport
-from commplan.ops import COMPUTE_LANE, Kind, Section
+from commplan.ops import Section
 from commplan.plan.model import Buffer, BufferKind, OpStep, Plan, Step, WaitStep
 
 
@@ -81,13 +81,12 @@ class Executor:
         self._memory = machinery.memory
         self._control = machinery.control
         self._lookout = machinery.lookout
-        self._compares_reductions = machinery.compares_reductions
         self._checks: list[Check] = []
-        self._make_range = machinery.make_range
-        self._group_ranks = GroupRanks()
         self._failure: ExecutionError | None = None
         self.host_wait: tuple[str, float] | None = None
         self._store = Store(machinery.memory, make_range=machinery.make_range)
+        before_each = machinery.control if machinery.compares_reductions else None
+        self._issuer = Issuer(machinery.lanes, self._store, before_each, machinery.make_range)
         self._backward: Backward | None = None
         self._num_backwards = 0
         self.last_report: BackwardReport | None = None
@@ -280,9 +279,9 @@ class Executor:
         backward.record.append(f"{instance.unit.name}: {instance.in_words()}")
         position = self._program.post_position[module]
         if module in backward.live or module in backward.late:
-            self._reduce_again(module, instance)
+            irregular.reduce_again(backward, module, instance, self._program, self._issuer)
         elif position < backward.cursor:
-            self._postpone(module, instance)
+            irregular.postpone(backward, module, instance, self._memory)
         else:
             backward.live[module] = instance
             if backward.is_collecting:
@@ -296,7 +295,7 @@ class Executor:
     def _finish_all(self) -> None:
         backward = self._current()
         self._num_backwards += 1
-        self._postpone_partial_sums()
+        irregular.postpone_partial_sums(backward, self._units, self._store)
         if not backward.live and not backward.late:
             self._backward = None
             return
@@ -305,11 +304,10 @@ class Executor:
             head = (f"plan {self._program.digest}", f"backward {self._num_backwards}")
             self._checks.append(self._control.begin(Message.BACKWARD, (*head, *backward.record), tell=self._lanes.fail))
         self._open_through(self._program.root - 1)
-        self._run_late()
+        irregular.run_late(backward, self._program, self._issuer)
         self._open_through(self._program.root)
-        for module, instance in backward.extra:
-            self._run_alone(module, instance, {Kind.APPLY})
-        self._wait(self._outstanding())
+        irregular.apply_repeated(backward, self._program, self._issuer)
+        self._issuer.wait(self._outstanding())
         self.settle(waits=self._lanes.blocks_host)
         self._finish()
 
@@ -342,91 +340,11 @@ class Executor:
         backward = self._current()
         waits = [backward.tokens[op] for op in step.waits]
         if isinstance(step, WaitStep):
-            self._wait(waits, str(number))
+            self._issuer.wait(waits, str(number))
         else:
-            self._run_op(step, backward.live.get(step.op.first), waits, str(number))
+            self._issuer.issue(backward, step, backward.live.get(step.op.first), waits, str(number))
         for buffer in self._program.frees.get(number, ()):
             self._free(buffer)
-
-    def _wait(self, tokens: list[Token], why: str = "") -> None:
-        with self._make_range(WAIT):
-            self._lanes.wait(tokens, why)
-
-    def _run_op(self, step: OpStep, instance: Instance | None, waits: list[Token], why: str = "") -> None:
-        task = None if instance is None else TASKS[step.kind](step.op, instance, self._store)
-        if task is not None and task.process_group is not None:
-            self._current().ranks_of[task.op] = self._group_ranks.of(task.process_group)
-        if task is not None and instance is not None and task.is_communication and not instance.is_agreed:
-            task = self._after_agreement(task, instance)
-        if step.lane == COMPUTE_LANE:
-            self._wait(waits, why)
-            if task is not None and instance is not None:
-                with task.around():
-                    task.start()
-                    task.finish()
-                instance.write()
-            token = self._lanes.mark()
-        else:
-            token = self._lanes.submit(step.lane, task or placeholder(step.op), waits)
-        self._current().tokens[step.op] = token
-        if instance is not None:
-            instance.last = token
-
-    def _after_agreement(self, task: Task, instance: Instance) -> Task:
-        """`task`, the first collective of a reduction, which begins when all ranks reduce the same parameters."""
-        instance.is_agreed = True
-        if self._control is None or not self._compares_reductions:
-            return task
-        backward = f"backward {self._current().number}, {task.op} of {instance.unit.name}"
-        check = self._control.begin(Message.REDUCTION, (f"{backward}: {instance.in_words()}",), before=str(task))
-
-        def start() -> dist.Work | None:
-            check.wait()
-            return task.start()
-
-        return replace(task, start=start)
-
-    def _run_alone(self, module: int, instance: Instance, kinds: set[Kind]) -> None:
-        """Run the ops of one reduction outside their places in the plan, each behind the one before."""
-        for _, step in self._program.steps_of[module]:
-            if step.kind in kinds:
-                self._run_op(step, instance, [] if instance.last is None else [instance.last])
-
-    def _run_late(self) -> None:
-        """Run the ops of late modules whose places have passed, in the plan's order."""
-        backward = self._current()
-        passed = self._program.first_step[self._program.root]
-        steps = sorted((s for m in backward.late for s in self._program.steps_of[m] if s[0] < passed), key=lambda s: s[0])
-        for _, step in steps:
-            instance = backward.late[step.op.first]
-            # Compute's waits are not repeated, so what they implied has to be waited for here.
-            waits = [backward.tokens[op] for op in step.after if op in backward.tokens]
-            self._run_op(step, instance, waits if instance.last is None else [*waits, instance.last])
-        # Root's waits were thinned out for the plan's order on each lane, in which these ops stand further ahead.
-        self._wait([i.last for i in backward.late.values() if i.last is not None])
-        backward.live.update(backward.late)
-
-    def _reduce_again(self, module: int, instance: Instance) -> None:
-        """Reduce on the same lanes, at once; what comes of it is added to `.grad` at the end of root."""
-        backward = self._current()
-        backward.extra.append((module, instance))
-        backward.irregular_bytes += instance.size_bytes
-        self._run_alone(module, instance, {Kind.REDUCE_SCATTER, Kind.ALL_REDUCE})
-
-    def _postpone(self, module: int, instance: Instance) -> None:
-        backward = self._current()
-        backward.late[module] = instance
-        backward.irregular_bytes += instance.size_bytes
-        instance.hold_gradients(self._memory)
-
-    def _postpone_partial_sums(self) -> None:
-        """Partial sums of modules that got no gradients this time, but are to be all-reduced now."""
-        backward, sums = self._current(), self._store.partial_sums
-        for module, unit in enumerate(self._units):
-            if unit in sums and module not in backward.live and module not in backward.late and not unit.keeps_partial_sum:
-                partial = sums.pop(unit)
-                backward.record.append(f"{unit.name}: partial sum of parameters {partial.layout.params}")
-                self._postpone(module, Instance.of_partial_sum(unit, partial))
 
     def _outstanding(self) -> list[Token]:
         """The ends of everything that was issued: root ends with compute waiting for every lane."""

@@ -9,7 +9,9 @@ from typing import Any
 from unittest.mock import patch
 
 from commplan.execute import collectives
+from commplan.execute.backward import Backward
 from commplan.execute.executor import Executor
+from commplan.execute.issuing import Issuer
 from commplan.ops import Kind
 from commplan.plan.model import Buffer, BufferKind, OpStep, WaitStep
 
@@ -34,10 +36,10 @@ def waits_do_nothing() -> Any:
 def ops_of_a_kind_wait_for_nothing(kind: Kind) -> Mutant:
     """Ops of a kind start whatever they should wait for."""
 
-    def run_op(original: Any, self: Executor, step: OpStep, instance: Any, waits: list[Any], why: str = "") -> None:
-        original(self, step, instance, [] if step.kind is kind else waits, why)
+    def issue(original: Any, self: Issuer, backward: Backward, step: OpStep, instance: Any, *rest: Any) -> None:
+        original(self, backward, step, instance, *([[]] if step.kind is kind else rest))
 
-    return lambda: _wrap(Executor, "_run_op", run_op)
+    return lambda: _wrap(Issuer, "issue", issue)
 
 
 def every_shard_is_released_in_its_hook() -> Any:
@@ -57,12 +59,12 @@ def every_shard_is_released_in_its_hook() -> Any:
 def inputs_are_released_when_issued() -> Any:
     """A reduce-scatter's input is given back before it ran."""
 
-    def run_op(original: Any, self: Executor, step: OpStep, instance: Any, waits: list[Any], why: str = "") -> None:
-        original(self, step, instance, waits, why)
+    def issue(original: Any, self: Issuer, backward: Backward, step: OpStep, instance: Any, *rest: Any) -> None:
+        original(self, backward, step, instance, *rest)
         if instance is not None and step.kind is Kind.REDUCE_SCATTER:
-            instance.release_inputs(self._memory)
+            instance.release_inputs(self._store.memory)
 
-    return _wrap(Executor, "_run_op", run_op)
+    return _wrap(Issuer, "issue", issue)
 
 
 def inputs_are_never_released() -> Any:
@@ -108,13 +110,13 @@ def postdivide_is_forgotten() -> Any:
 def skipped_ops_hold_no_place() -> Any:
     """An op with nothing to do is not queued, so what waits for it waits for nothing."""
 
-    def run_op(original: Any, self: Executor, step: OpStep, instance: Any, waits: list[Any], why: str = "") -> None:
+    def issue(original: Any, self: Issuer, backward: Backward, step: OpStep, instance: Any, *rest: Any) -> None:
         if instance is None:
-            self._current().tokens[step.op] = self._lanes.mark()
+            backward.tokens[step.op] = self._lanes.mark()
         else:
-            original(self, step, instance, waits, why)
+            original(self, backward, step, instance, *rest)
 
-    return _wrap(Executor, "_run_op", run_op)
+    return _wrap(Issuer, "issue", issue)
 
 
 MUTANTS: Mapping[str, Mutant] = {
