@@ -107,32 +107,41 @@ class _Meeting:
         return f"{self.name}/{rank}"
 
 
-def _outcome(records: Mapping[int, Mapping[str, str]]) -> str:
+def _outcome(digests: Mapping[int, Mapping[str, str]]) -> str:
     """AGREED, which ranks refused, or the subject on which ranks differ."""
-    refused = {r: record[REFUSED] for r, record in records.items() if REFUSED in record}
-    if refused:
-        rank, reason = next(iter(refused.items()))
-        return f"rank(s) {listed(list(refused))} could not attach; rank {rank} says: {reason}"
-    subject = _first_subject(records)
+    if told := _refusals(digests):
+        return told
+    subject = _first_subject(digests)
     return AGREED if subject is None else f"{_DIFFER}{subject}"
 
 
-def _first_subject(records: Mapping[int, Mapping[str, str]]) -> str | None:
-    """What ranks differ on first."""
-    subjects = dict.fromkeys(subject for record in records.values() for subject in record)
-    return next((s for s in subjects if len({record.get(s, NOTHING) for record in records.values()}) > 1), None)
-
-
 def difference(records: Mapping[int, Mapping[str, str]]) -> str:
-    """The first thing on which ranks differ, in words."""
+    """Which ranks refused, or the first thing on which they differ, in words; empty if they agree."""
+    if told := _refusals(records):
+        return told
     subject = _first_subject(records)
-    assert subject is not None
+    if subject is None:
+        return ""
     values = {r: record.get(subject, NOTHING) for r, record in records.items()}
     usual, _ = Counter(values.values()).most_common(1)[0]
     odd = [r for r, value in values.items() if value != usual]
     rest = [r for r, value in values.items() if value == usual]
     mine, theirs = _first_difference(values[odd[0]], usual)
     return f"ranks disagree on {subject}: rank(s) {listed(odd)} have {mine}, rank(s) {listed(rest)} have {theirs}"
+
+
+def _refusals(records: Mapping[int, Mapping[str, str]]) -> str:
+    refused = {r: record[REFUSED] for r, record in records.items() if REFUSED in record}
+    if not refused:
+        return ""
+    rank, reason = next(iter(refused.items()))
+    return f"rank(s) {listed(list(refused))} could not attach; rank {rank} says: {reason}"
+
+
+def _first_subject(records: Mapping[int, Mapping[str, str]]) -> str | None:
+    """What ranks differ on first."""
+    subjects = dict.fromkeys(subject for record in records.values() for subject in record)
+    return next((s for s in subjects if len({record.get(s, NOTHING) for record in records.values()}) > 1), None)
 
 
 def _first_difference(one: str, other: str, limit: int = 200) -> tuple[str, str]:
