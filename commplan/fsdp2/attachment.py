@@ -31,6 +31,7 @@ from commplan.execute.report import BackwardReport, stats
 from commplan.execute.sight import Report, describe_backward
 from commplan.execute.supported import refuse_unsupported
 from commplan.fsdp2 import torch_faults as faults
+from commplan.fsdp2 import torch_gradients
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.announce import log_attached, log_recompiled, warn_of_obstacles
 from commplan.fsdp2.devices import backend_for, device_problems, group_timeout, lanes_for
@@ -216,7 +217,7 @@ def _problems(model: nn.Module, groups: Sequence[Group]) -> Iterator[str]:
     for group in groups:
         if private.is_inner(group.state) and any(m in roots for m in private.modules(group.state)):
             yield f"module {group.name!r} is a part of a sharded model, whose root is outside it: attach to the whole model"
-        if private.holds_partial_sum(group.raw):
+        if torch_gradients.holds_partial_sum(group.raw):
             yield f"module {group.name!r} holds a gradient that is not all-reduced yet: attach between steps, after zero_grad"
         for refusal in private.refusals(group.raw):
             yield f"module {group.name!r} {refusal}"

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from commplan.errors import ExecutionError
 from commplan.execute.executor import Executor
-from commplan.fsdp2 import torch_devices
+from commplan.fsdp2 import torch_devices, torch_gradients
 from commplan.fsdp2 import torch_faults as faults
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.faults import GatherPatience, Interruptions, holds_parameters_of, refuse_alterations
@@ -141,7 +141,7 @@ class Driver:
             self._interruptions.forget()
         for unit, partial_sum in self.executor.take_partial_sums().items():
             if isinstance(unit, FsdpUnit):
-                private.give_partial_sum(unit.raw, partial_sum.buffer)
+                torch_gradients.give_partial_sum(unit.raw, partial_sum.buffer)
         self.executor.close()
 
     def _replace(self, owner: object, name: str, wrapper: Callable[..., Any]) -> None:
@@ -206,7 +206,7 @@ class Driver:
 
     def _drop_grads(self) -> None:
         for group in self._groups:
-            private.drop_grads(group.raw)
+            torch_gradients.drop_grads(group.raw)
 
     def _fail(self, error: ExecutionError) -> ExecutionError:
         self._drop_grads()
@@ -219,7 +219,7 @@ class Driver:
         self._enter()
         with self.executor.collecting():
             for index, group in enumerate(self._groups):
-                if private.has_leftover(group.raw):
+                if torch_gradients.has_leftover(group.raw):
                     self._complete(index)
             original()
         if any(private.has_queued_callback(root) for root in self._roots):

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from commplan.execute.interface import Layout, Reduction
+from commplan.fsdp2 import torch_gradients
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.groups import Group
 
@@ -28,7 +29,7 @@ class FsdpUnit:
         self._name = group.name
         self._own = own
         self._facts = private.param_facts(group.raw)
-        self._shard_numels = [private.shard_numel(group.raw, p, self.shard_size) for p in range(len(self._facts))]
+        self._shard_numels = [torch_gradients.shard_numel(group.raw, p, self.shard_size) for p in range(len(self._facts))]
 
     @property
     def name(self) -> str:
@@ -52,7 +53,7 @@ class FsdpUnit:
 
     def take_gradients(self) -> FsdpGradients | None:
         """Do FSDP2's own bookkeeping after a backward of the group; what it left to reduce, if anything."""
-        taken = private.take_gradients(self.raw)
+        taken = torch_gradients.take_gradients(self.raw)
         if not taken:
             return None
         # FSDP2 asserts that what is trainable in one group has one dtype.
@@ -63,7 +64,7 @@ class FsdpUnit:
 
     def partial_reduction(self, dtype: torch.dtype) -> Reduction:
         """How FSDP2 would reduce this group in `dtype`."""
-        factors = private.factors(self.raw, self._own.shard, self._own.replicate, dtype)
+        factors = torch_gradients.factors(self.raw, self._own.shard, self._own.replicate, dtype)
         return Reduction(
             dtype,
             self._own.shard,
@@ -78,7 +79,7 @@ class FsdpUnit:
     def reduce_scatter(self, out: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> dist.Work | None:
         """See `Unit`."""
         assert reduction.shard_group is not None
-        return private.reduce_scatter(self.raw, out, source, reduction.shard_group, reduction.shard_op)
+        return torch_gradients.reduce_scatter(self.raw, out, source, reduction.shard_group, reduction.shard_op)
 
     def gradient_dtype(self, layout: Layout) -> torch.dtype:
         """See `Unit`."""
@@ -90,7 +91,7 @@ class FsdpUnit:
         offset = 0
         with torch.no_grad():
             for position, numel in zip(layout.params, layout.numels, strict=True):
-                is_view |= private.write_grad(self.raw, position, gradient[offset : offset + numel])
+                is_view |= torch_gradients.write_grad(self.raw, position, gradient[offset : offset + numel])
                 offset += numel
         return is_view
 
@@ -113,4 +114,4 @@ class FsdpGradients:
     def pack(self, out: torch.Tensor) -> None:
         """See `Gradients`."""
         with torch.no_grad():
-            private.copy_in(self.raw, self.taken, out, self.reduction.shard_size)
+            torch_gradients.copy_in(self.raw, self.taken, out, self.reduction.shard_size)

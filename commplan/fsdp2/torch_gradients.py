@@ -1,0 +1,163 @@
+"""What commplan takes from FSDP2 on the way of a gradient: out of autograd, into a reduce-scatter, through factors, to `.grad`.
+
+It repeats the halves of FSDP2's post-backward, between which a plan reduces. The rest is in `torch_private`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+from torch.distributed.fsdp._fully_shard import _fsdp_common as common
+from torch.distributed.tensor import DTensor
+
+from commplan.fsdp2 import torch_devices as devices
+from commplan.fsdp2 import torch_releases as releases
+from commplan.fsdp2.torch_private import ParamGroup
+
+ReduceOp = dist.ReduceOp | dist.ReduceOp.RedOpType
+
+
+def take_gradients(group: ParamGroup) -> dict[int, torch.Tensor]:
+    """The first half of FSDP2's post-backward: accumulate, reshard, and hand over what is complete.
+
+    Returns:
+        Position -> whole gradient (the compute dtype, or the reduce dtype where microbatches were accumulated); empty
+        where there is none, or where this backward only accumulates.
+    """
+    releases.end_recomputations(group)
+    group._training_state = common.TrainingState.POST_BACKWARD
+    # A parameter that was never gathered has no gradient yet, and no place for one.
+    used = [(position, p) for position, p in enumerate(group.fsdp_params) if hasattr(p, "_unsharded_param")]
+    for _, p in used:
+        p.accumulate_unsharded_grad_if_needed()
+    taken: dict[int, torch.Tensor] = {}
+    reduces_unused = releases.reduces_unused(group)
+    if group.reduce_grads:
+        for position, p in used:
+            if p.unsharded_accumulated_grad is not None:
+                taken[position] = p.unsharded_accumulated_grad_data
+                p.unsharded_accumulated_grad = None
+            elif p.unsharded_param.grad is not None:
+                taken[position] = p.unsharded_grad_data
+                p.unsharded_param.grad = None
+            elif reduces_unused and p.unsharded_param.requires_grad:
+                taken[position] = p.unsharded_zero_grad_data
+    if group.reshard_after_backward:
+        group.reshard()
+    if not group.reduce_grads:
+        for _, p in used:
+            p.to_accumulated_grad_if_needed()
+    return taken
+
+
+def drop_grads(group: ParamGroup) -> None:
+    """Set `.grad` of every parameter to None."""
+    for p in group.fsdp_params:
+        p.sharded_param.grad = None
+
+
+def has_leftover(group: ParamGroup) -> bool:
+    """Whether gradients arrived after the group's post-backward.
+
+    FSDP2 registers none for the second of two recomputations of a module in one backward, and would lose them.
+    """
+    return (
+        group.reduce_grads
+        and group._training_state is common.TrainingState.POST_BACKWARD
+        and any(hasattr(p, "_unsharded_param") and p._unsharded_param.grad is not None for p in group.fsdp_params)
+    )
+
+
+def shard_numel(group: ParamGroup, position: int, shard_size: int) -> int:
+    """Elements of one parameter's flat shard, padding included."""
+    p = group.fsdp_params[position]
+    size = list(p._orig_size)
+    dim = p.fsdp_placement.dim if shard_size > 1 else 0
+    if dim != 0:
+        # FSDP2 only splits another dimension evenly: no padding.
+        return int(p._orig_size.numel()) // shard_size
+    return int(common._get_dim0_padded_size(torch.Size(size), shard_size).numel()) // shard_size
+
+
+def copy_in(group: ParamGroup, gradients: dict[int, torch.Tensor], out: torch.Tensor, shard_size: int) -> None:
+    """Lay whole gradients out as a reduce-scatter input, shape (shard_size * shard elements,); empties `gradients`."""
+    dtypes = {g.dtype for g in gradients.values()}
+    tensors = []
+    for position in list(gradients):
+        gradient = gradients.pop(position)
+        if len(dtypes) > 1:
+            gradient = gradient.to(out.dtype)
+        dim = group.fsdp_params[position].fsdp_placement.dim
+        if shard_size > 1 and dim != 0:
+            gradient = torch.cat(torch.chunk(gradient, shard_size, dim=dim), dim=0)
+        tensors.append(gradient)
+    collectives.foreach_reduce_scatter_copy_in(tensors, out, shard_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What FSDP2 divides by before and after, and the reduce ops between."""
+
+    predivide: float | None
+    postdivide: float | None
+    shard_op: ReduceOp
+    replicate_op: ReduceOp
+    local_divide: float | None
+
+
+def factors(
+    group: ParamGroup, shard: dist.ProcessGroup | None, replicate: dist.ProcessGroup | None, dtype: torch.dtype
+) -> Factors:
+    """FSDP2's own choice for reducing `group` in `dtype` over these process groups (None: no such axis)."""
+    pre, post, shard_op, replicate_op = collectives._get_gradient_divide_factors(
+        shard,
+        replicate,
+        dtype,
+        group.device.type,
+        group.gradient_divide_factor,
+        group.force_sum_reduction_for_comms,
+    )
+    return Factors(pre, post, shard_op, replicate_op, group.gradient_divide_factor)
+
+
+def reduce_scatter(
+    group: ParamGroup, out: torch.Tensor, source: torch.Tensor, process_group: dist.ProcessGroup, op: ReduceOp
+) -> dist.Work | None:
+    """Start FSDP2's own reduce-scatter."""
+    return releases.reduce_scatter(group, out, source, process_group, op)
+
+
+def write_grad(group: ParamGroup, position: int, flat: torch.Tensor) -> bool:
+    """Set or accumulate `.grad` of one sharded parameter from its flat shard (orig dtype), then run its hooks.
+
+    Returns:
+        True if `.grad` is now a view of `flat`.
+    """
+    p = group.fsdp_params[position]
+    gradient = torch.as_strided(flat, p.sharded_size, p.contiguous_sharded_stride, flat.storage_offset())
+    is_view = not p.offload_to_cpu or flat.device.type == "cpu"
+    if p.offload_to_cpu:
+        gradient = devices.to_host(p, gradient)
+    parameter = p.sharded_param
+    if parameter.grad is not None:
+        assert isinstance(parameter.grad, DTensor)
+        parameter.grad._local_tensor += gradient
+        is_view = False
+    else:
+        parameter.grad = p.to_sharded_dtensor(gradient)
+    for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+        hook(parameter)
+    return is_view
+
+
+def holds_partial_sum(group: ParamGroup) -> bool:
+    """Whether FSDP2 itself keeps a shard that it did not all-reduce yet."""
+    return group._partial_reduce_output is not None
+
+
+def give_partial_sum(group: ParamGroup, shard: torch.Tensor) -> None:
+    """Let FSDP2 keep this shard, as it would have itself."""
+    group._partial_reduce_output = devices.of_reduce_stream(group, shard)
