@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from pathlib import Path
@@ -14,18 +13,7 @@ from commplan.cli.difference import difference_json, difference_text
 from commplan.language import library
 from commplan.language.modules import ModuleTable
 from commplan.plan.diff import diff
-from tests.cli.running import Run
-
-GOOD = """\
-version: 1
-name: good
-post_backward:
-  - RS_n: {after: compute_n}
-  - AR_n: {after: RS_n}
-root:
-  - apply_n: {after: AR_n}
-"""
-BAD = "version: 1\nname: bad\npost_backward:\n  - RS_n: {afer: compute_n}\n"
+from tests.cli.running import BAD, GOOD, Run, feed
 
 MOVED = """\
 pipelined_allreduce -> overlapped_allreduce, 6 modules
@@ -188,7 +176,7 @@ def test_json_without_a_difference(run: Run, name: str) -> None:
         (("blocking", "eager_apply"), "say for how many modules"),
         (("blocking", "missing.yaml", "--modules", "3"), "cannot read 'missing.yaml'"),
         (("missing.json", "blocking"), "cannot read 'missing.json'"),
-        (("blocking", "bad.yaml", "--modules", "3"), "bad.yaml:4:"),
+        (("blocking", "bad.yaml", "--modules", "3"), "bad.yaml:6:"),
         (("blokcing", "bad.yaml", "--modules", "3"), "did you mean blocking?"),
         (("text.json", "blocking"), "text.json is no valid plan: not JSON"),
         (("deep.json", "blocking"), "deep.json is no valid plan: not JSON"),
@@ -222,7 +210,7 @@ def test_what_cannot_be_compared_is_exit_2(run: Run, arguments: tuple[str, ...],
 def test_one_side_can_come_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch, saved: bool) -> None:
     Path("good.yaml").write_text(GOOD)
     text = run("plan", "good.yaml", "--modules", "3", "--json").out if saved else GOOD
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    feed(monkeypatch, text)
     assert run("diff", "-", "good.yaml", "--modules", "3").code == 0
 
 
@@ -230,7 +218,7 @@ def test_one_side_can_come_from_standard_input(run: Run, monkeypatch: pytest.Mon
 def test_what_comes_from_standard_input_may_be_wrong(
     run: Run, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    feed(monkeypatch, data)
     result = run("diff", "blocking", "-", "--modules", "3")
     assert (result.code, result.out) == (2, "")
     assert message in result.err
