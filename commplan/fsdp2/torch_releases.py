@@ -33,44 +33,91 @@ RELIED_ON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "FSDPParamGroup.post_forward",
             "FSDPParamGroup.pre_backward",
             "FSDPParamGroup.post_backward",
+            "FSDPParamGroup.finalize_backward",
             "FSDPParamGroup.reshard",
+            "FSDPParamGroup.unshard",
+            "FSDPParamGroup.wait_for_unshard",
             "FSDPParamGroup._register_post_backward_hook",
             "FSDPParamGroup._reset_iter_state",
+            "FSDPParamGroup._reshard_after_forward",
             "FSDPParamGroup._to_sharded",
             "FSDPParamGroup._wait_all_gather_streams_on_event",
+            "FSDPParamGroup._wait_for_post_backward",
+            "FSDPCommContext.lazy_init",
         ),
         f"{FSDP2}._fsdp_state": (
+            "FSDPState.init",
+            "FSDPState._lazy_init",
+            "FSDPState._init_shared_state",
+            "FSDPState._root_pre_forward",
             "FSDPState._pre_forward",
+            "FSDPState._register_root_post_backward_final_callback",
             "FSDPState._root_post_backward_final_callback",
             "FSDPState._reset_iter_state",
+            "FSDPState._fsdp_param_group",
         ),
         f"{FSDP2}._fsdp_param": (
+            "FSDPParam.__init__",
+            "FSDPParam._init_sharded_param",
+            "FSDPParam.init_dtype_attrs",
+            "FSDPParam.init_unsharded_param",
             "FSDPParam.accumulate_unsharded_grad_if_needed",
             "FSDPParam.to_accumulated_grad_if_needed",
-            "FSDPParam.init_dtype_attrs",
             "FSDPParam.to_sharded_dtensor",
+            "FSDPParam.to_sharded_post_forward",
+            "FSDPParam.unsharded_param",
+            "FSDPParam.unsharded_accumulated_grad_data",
+            "FSDPParam.unsharded_grad_data",
+            "FSDPParam.unsharded_zero_grad_data",
             "FSDPParam._get_grad_inner_tensor",
+            "_get_orig_param_uid",
+            "unsafe_setattr_param",
         ),
-        f"{FSDP2}._fsdp_collectives": ("_get_gradient_divide_factors", "foreach_reduce_scatter_copy_in"),
-        f"{FSDP2}._fsdp_common": ("_get_dim0_padded_size",),
-        "torch.distributed.distributed_c10d": ("_new_process_group_helper",),
+        f"{FSDP2}._fsdp_collectives": (
+            "DefaultAllGather.__call__",
+            "DefaultReduceScatter.__call__",
+            "_get_gradient_divide_factors",
+            "foreach_all_gather",
+            "foreach_all_gather_copy_out",
+            "foreach_reduce_scatter_copy_in",
+        ),
+        f"{FSDP2}._fsdp_common": (
+            "DDPMeshInfo.__post_init__",
+            "FSDPMeshInfo.__post_init__",
+            "_dynamo_disable",
+            "_get_dim0_padded_size",
+            "is_bw",
+        ),
+        f"{FSDP2}._fully_shard": ("FSDPModule._get_fsdp_state",),
+        "torch.distributed.fsdp._common_utils": ("collect_grad_tensors",),
+        "torch.distributed.distributed_c10d": (
+            "_device_capability",
+            "_get_default_group",
+            "_get_default_store",
+            "_new_process_group_helper",
+            "get_process_group_ranks",
+        ),
+        "torch.distributed": ("_spmd_no_typecheck",),
+        "torch.autograd.profiler": ("_set_is_profiler_enabled",),
+        "torch._tensor": ("Tensor.register_post_accumulate_grad_hook",),
+        "torch.utils._pytree": ("tree_leaves",),
     }
 )
-"""Functions whose behaviour commplan replaces, repeats or calls, by module; a release may lack some.
+"""Functions that commplan replaces, repeats or calls, and those that say what the attributes mean that it reads and sets, by
+module; a release may lack some.
 
 `foreach_reduce` is not called, and so may be wrapped.
 """
 
 RELEASES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "2.11": "c2cc1394bafd31fc",
-        "2.12": "ff3252f1a49eaec3",
-        "2.13": "d6588b2f49b5480c",
-        "2.14": "b7c6744397b48041",
+        "2.11": "f8018092c84a1ee1",
+        "2.12": "955328f1ea18c8a0",
+        "2.13": "75f55cb3ff2d2e3a",
+        "2.14": "193bb2247988906c",
     }
 )
 """Release -> its fingerprint. A row stands for a release that was read, and whose tests passed."""
-
 
 WRAPPERS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -80,6 +127,15 @@ WRAPPERS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Fingerprints of functions in which a vendor wraps one that is relied on, where what is inside is checked instead."""
+
+REPLACEMENTS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
+    {
+        # _new_process_group_helper in torch-npu 2.11 and 2.12, and in 2.13: HCCL in, torchcomms out.
+        "0321d0c5873e6f5e": {"2.11": "92902daa34130168", "2.12": "3787a3a07505fde1"},
+        "278b04aa31101b2a": {"2.13": "1cc73639369fbce9"},
+    }
+)
+"""Fingerprint of a function of a vendor's -> release -> fingerprint of the one whose place it takes, for the same use."""
 
 
 def release() -> tuple[int, ...]:
@@ -96,12 +152,14 @@ def fingerprint(relied_on: Mapping[str, tuple[str, ...]] = RELIED_ON) -> str:
     Raises:
         OSError, TypeError, SyntaxError, ImportError: there is no source to read.
     """
-    digest = hashlib.sha256()
+    lines = []
     for module_name, names in relied_on.items():
         module = importlib.import_module(module_name)
         for name in names:
-            digest.update(f"{name}: {_code(module, name)}\n".encode())
-    return digest.hexdigest()[:16]
+            code = _code(module, name)
+            found = "absent" if code is None else _short_digest(code)
+            lines.append(f"{name}: {REPLACEMENTS.get(found, {}).get(_release_name(), found)}\n")
+    return _short_digest("".join(lines))
 
 
 def require_known_torch() -> None:
@@ -111,7 +169,7 @@ def require_known_torch() -> None:
         AttachError: says which torch it found and which it knows.
     """
     known = ", ".join(RELEASES)
-    expected = RELEASES.get(".".join(map(str, release())))
+    expected = RELEASES.get(_release_name())
     if expected is None:
         raise AttachError(f"commplan does not know torch {torch.__version__}; needed: torch {known}")
     try:
@@ -125,14 +183,23 @@ def require_known_torch() -> None:
         )
 
 
-def _code(module: Any, name: str) -> str:
+def _release_name() -> str:
+    return ".".join(map(str, release()))
+
+
+def _short_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _code(module: Any, name: str) -> str | None:
+    """The code of a function or property, where a vendor wraps it of what is inside; None if there is none."""
     found = module
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:
-        return "absent"
+        return None
     code = _source(found)
-    while hashlib.sha256(code.encode()).hexdigest()[:16] in WRAPPERS:
+    while _short_digest(code) in WRAPPERS:
         (cell,) = inspect.unwrap(found).__closure__
         found = cell.cell_contents
         code = _source(found)
@@ -140,7 +207,9 @@ def _code(module: Any, name: str) -> str:
 
 
 def _source(function: Any) -> str:
-    code = inspect.unwrap(function).__code__
+    code = getattr(inspect.unwrap(getattr(function, "fget", function)), "__code__", None)
+    if code is None:
+        raise TypeError(f"{function} is no function of Python")
     return _source_of(code, code.co_filename)
 
 
@@ -189,7 +258,7 @@ def remembers_ties() -> bool:
 
 def origin(param: Any) -> int:
     """A number that tells which parameter this was before sharding; without `remembers_ties` each has one of its own."""
-    return param._orig_param_uid if remembers_ties() else id(param)
+    return getattr(param, "_orig_param_uid", id(param))
 
 
 def grad_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
@@ -231,7 +300,7 @@ def foreign_reduce_scatter(group: Any) -> str | None:
 
 def end_recomputations(group: Any) -> None:
     """What torch-npu's `fully_shard` does in front of a post-backward since 2.10: recomputed forwards reshard nothing."""
-    if "_skip_post_forward" in vars(group):
+    if hasattr(group, "_skip_post_forward"):
         group._skip_post_forward = False
 
 

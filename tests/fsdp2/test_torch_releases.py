@@ -1,8 +1,7 @@
-"""torch's underscore names have one home, and torch is accepted only as it was released and tested."""
+"""torch is accepted only as it was released and tested; what differs between releases."""
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import subprocess
@@ -29,81 +28,6 @@ from tests.worlds.world import Rank, Worlds
 
 ROOT = Path(__file__).resolve().parents[2]
 FN = parity.PROBLEMS["FN"]
-
-
-# One home.
-
-
-def private_names(source: str) -> list[str]:
-    """Underscore names in `source` that are not its own: imported ones, and those of other objects."""
-    tree = ast.parse(source)
-    own = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    own |= {n.target.id for n in ast.walk(tree) if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
-    own |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store) and is_self(n)}
-    own |= {part for n in ast.walk(tree) if isinstance(n, ast.Assign) for part in slots(n)}
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            paths = [*(alias.name for alias in node.names), getattr(node, "module", "") or ""]
-            found.extend(p for p in paths if p != "__future__" and any(part.startswith("_") for part in p.split(".")))
-        elif isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in own:
-            found.append(node.attr)
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr", "setattr", "delattr"):
-            name = getattr(node.args[1], "value", "")
-            found.extend([name] if is_private(str(name)) and name not in own else [])
-    return found
-
-
-def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.endswith("__")
-
-
-def is_self(node: ast.Attribute) -> bool:
-    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-
-
-def slots(node: ast.Assign) -> list[str]:
-    is_slots = any(isinstance(t, ast.Name) and t.id == "__slots__" for t in node.targets)
-    return [str(e.value) for e in ast.walk(node.value) if isinstance(e, ast.Constant)] if is_slots else []
-
-
-FILES = [
-    path
-    for room in ("execute", "fsdp2")
-    for path in sorted((ROOT / "commplan" / room).glob("**/*.py"))
-    if not (room == "fsdp2" and path.name.startswith("torch_")) and path.name != "trace_log.py"
-]
-"""`trace_log` watches torch's operators, for checks of devices only; it knows nothing of FSDP2."""
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_private_names_have_one_home(path: Path) -> None:
-    assert private_names(path.read_text()) == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "group._training_state = 1",
-        "print(dist.distributed_c10d._world)",
-        "from torch.distributed.fsdp._fully_shard import FSDPModule",
-        "import torch._dynamo",
-        "from torch.distributed import _functional_collectives as fc",
-        "getattr(p, '_post_accumulate_grad_hooks', None)",
-        "setattr(group, '_all_reduce_hook', None)",
-    ],
-)
-def test_a_private_name_is_found(line: str) -> None:
-    assert private_names(f"class A:\n    def f(self, group, p):\n        {line}\n")
-
-
-def test_own_names_are_not() -> None:
-    assert (
-        private_names(
-            "class A:\n    def __init__(self):\n        self._x = 1\n    def f(self, other):\n        return other._x\n"
-        )
-        == []
-    )
 
 
 # As released.
@@ -149,6 +73,11 @@ def test_everything_that_runs_counts(digest: Callable[[str], str], old: str, new
     assert digest(HOOK) != digest(HOOK.replace(old, new))
 
 
+def test_a_property_counts_as_the_function_that_it_calls(digest: Callable[[str], str]) -> None:
+    head = "class A:\n    @property\n    def hook(self):\n        return self.{}\n\nhook = A.hook\n"
+    assert digest(head.format("a")) != digest(head.format("b"))
+
+
 def test_this_torch_is_as_released() -> None:
     assert releases.RELEASES[".".join(map(str, releases.release()))] == releases.fingerprint()
     releases.require_known_torch()
@@ -176,6 +105,10 @@ def refusal() -> str:
     assert torch.__version__ in message
     assert all(release in message for release in releases.RELEASES)
     return message
+
+
+def short_digest(function: Any) -> str:
+    return hashlib.sha256(releases._source(function).encode()).hexdigest()[:16]
 
 
 # What torch-npu's `fully_shard` does: it wraps methods of all parameter groups, and does not say what it wraps.
@@ -206,7 +139,7 @@ def vendor() -> Iterator[list[str]]:
     group = _fsdp_param_group.FSDPParamGroup
     wrappers = [skipping_post_forward(group.post_forward), unskipping_post_backward(group.post_backward)]
     with patch.object(group, "post_forward", wrappers[0]), patch.object(group, "post_backward", wrappers[1]):
-        yield [hashlib.sha256(releases._source(wrapper).encode()).hexdigest()[:16] for wrapper in wrappers]
+        yield [short_digest(wrapper) for wrapper in wrappers]
 
 
 def test_a_vendors_wrapper_is_refused_unless_it_is_known() -> None:
@@ -255,12 +188,35 @@ def test_attached_on_top_of_a_vendors_wrappers(worlds: Worlds) -> None:
     worlds.of(4).run(under_a_vendor)
 
 
+def test_a_vendors_replacement_is_refused_unless_it_is_known() -> None:
+    def replaced(*args: Any) -> None:
+        pass
+
+    right, original = releases.fingerprint(), short_digest(dist.distributed_c10d._new_process_group_helper)
+    this = ".".join(map(str, releases.release()))
+    with patch.object(dist.distributed_c10d, "_new_process_group_helper", replaced):
+        assert "fingerprint" in refusal()
+        with patch.object(releases, "REPLACEMENTS", {short_digest(replaced): {"2.99": original}}):
+            assert "fingerprint" in refusal()
+        with patch.object(releases, "REPLACEMENTS", {short_digest(replaced): {this: original}}):
+            assert releases.fingerprint() == right
+            releases.require_known_torch()
+
+
+def test_vendors_replace_what_this_torch_has() -> None:
+    this = ".".join(map(str, releases.release()))
+    replaced = {known[this] for known in releases.REPLACEMENTS.values() if this in known}
+    assert replaced <= {short_digest(dist.distributed_c10d._new_process_group_helper)}
+
+
 def test_a_function_that_somebody_replaced_is_refused() -> None:
     def replaced(self: Any, *args: Any) -> None:
         pass
 
     with patch.object(_fsdp_param_group.FSDPParamGroup, "post_backward", replaced):
         assert "fingerprint" in refusal()
+    with patch.object(_fsdp_param_group.FSDPParamGroup, "post_backward", len):
+        assert "no function of Python" in refusal()
     releases.require_known_torch()
 
 
