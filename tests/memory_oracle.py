@@ -61,6 +61,7 @@ class Heap:
     fresh: set[int] = field(default_factory=set)
     gone: dict[int | None, list[Callable[[], object]]] = field(default_factory=dict)
     is_last: bool = False
+    most_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.items = [item for item in self.layout.items() if not item.left_out]
@@ -109,15 +110,21 @@ class Heap:
             if item.name not in self.steps:
                 self.open(item.name)
                 continue
+            self.most_bytes = 0
             if item.modules and item.kind is not Kind.ALL_GATHER and self.runs(item.kind or Kind.COMPUTE, item.modules[0]):
                 self.start(item)
-            found.append(sum(self.bytes.values()))
+            self.look()
+            found.append(self.most_bytes)
             for leave in self.gone.pop(len(found) - 1, []):
                 leave()
         for leave in self.gone.pop(None, []):
             leave()
         assert not self.gone
         return found
+
+    def look(self) -> None:
+        """Remember how much is alive now, if it is the most in this step."""
+        self.most_bytes = max(self.most_bytes, sum(self.bytes.values()))
 
     def open(self, name: str) -> None:
         """Another hook: gradients that are still there outlive theirs. Those of its module join what was not reduced before."""
@@ -130,8 +137,8 @@ class Heap:
             self.fresh = {int(name.removeprefix("compute_"))}
 
     def start(self, item: Item) -> None:
-        """Issue one piece of an op: what it takes until compute knows it to be over."""
-        number, name, over = self.steps.index(item.name), self.bucket(item), self.known[item.name]
+        """Issue one piece of an op: what it takes until compute knows it to be over. Gradients leave in between."""
+        name, over = self.bucket(item), self.known[item.name]
         units = [self.units[n] for n in item.modules]
         reduced = BYTES[units[0].reduce_dtype]
         line = self.line(item.kind or Kind.COMPUTE, item.modules[0])
@@ -141,22 +148,34 @@ class Heap:
         shard_numel = sum(unit.shard_numel for unit in units)
         is_packer = self.packer(item.modules[0]) is item.kind
         is_last_piece = self.last_pieces[name] == item.name
+        scatters = item.kind is Kind.REDUCE_SCATTER
+        shard = Shards(shard_numel * reduced, set(item.modules))
+        makes_shard = is_packer and item.piece == 0 and item.kind is not Kind.APPLY
+        if scatters:
+            self.bytes["input", name] = shard_numel * units[0].ranks * wire
+        elif makes_shard:
+            self.keep(name, shard)
+        # Gradients are packed into that, and let go of. Only then is there anything else.
+        self.look()
         if is_packer and is_last_piece:
-            self.later(number, *(self.take(n) for n in item.modules))
+            for n in item.modules:
+                self.take(n)
         if item.kind is Kind.APPLY:
             self.later(over, *(self.applied(n) for n in item.modules))
-            return
-        if is_packer and item.piece == 0:
-            self.shards[name] = Shards(shard_numel * reduced, set(item.modules))
-            self.bytes["shard", name] = shard_numel * reduced
-        if item.kind is Kind.REDUCE_SCATTER:
-            self.bytes["input", name] = shard_numel * units[0].ranks * wire
+        elif scatters:
+            if makes_shard:
+                self.keep(name, shard)
             self.bytes["copy", name] = shard_numel * wire * casts
             if is_last_piece:
                 self.later(over, *(self.dropped(kind, name) for kind in ("input", "copy", "partial")))
         elif casts or (len(units) > 1 and not is_packer):
             self.bytes["copy", item.name] = -(-shard_numel * wire // item.pieces)
             self.later(over, self.dropped("copy", item.name))
+
+    def keep(self, name: str, shard: Shards) -> None:
+        """A shard is there from now on."""
+        self.shards[name] = shard
+        self.bytes["shard", name] = shard.size_bytes
 
     def later(self, step: int | None, *leave: Callable[[], object]) -> None:
         """Do something after a step, or at the end of root."""
@@ -166,14 +185,10 @@ class Heap:
         """Lets a buffer go."""
         return lambda: self.bytes.pop((kind, name), None)
 
-    def take(self, n: int) -> Callable[[], object]:
-        """Lets the gradients of a module go: they are packed."""
-
-        def leave() -> None:
-            self.fresh.discard(n)
-            self.bytes.pop(("gradient", str(n)), None)
-
-        return leave
+    def take(self, n: int) -> None:
+        """Let the gradients of a module go: they are packed."""
+        self.fresh.discard(n)
+        self.bytes.pop(("gradient", str(n)), None)
 
     def applied(self, n: int) -> Callable[[], object]:
         """Lets the shard of a module go, once all that are in its buffer are `.grad`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import accumulate
 from typing import Final
 
 from commplan.errors import Span
@@ -103,7 +102,7 @@ class Backwards(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """Communication memory of modules `first..last`: `size_bytes` on one rank, live from step `born` until after step `freed`
-    of `backwards`.
+    of `backwards`.  Gradients are gone before the step that packs them makes a shard of them (`commplan.plan.instants`).
 
     Steps are numbered through the whole plan, hook after hook (`Plan.steps`).  `freed` is the compute-lane step (wait, or op
     on the compute lane) after which compute is known to be behind the last reader; `len(Plan.steps)` is the end of root.
@@ -184,17 +183,18 @@ class Plan:
         return max(self.bytes_by_step(*kinds), default=0)
 
     def bytes_by_step(self, *kinds: BufferKind, backwards: Backwards = Backwards.EVERY) -> tuple[int, ...]:
-        """Bytes that buffers of `kinds` hold on one rank at each step, in the `backwards` meant; the most of all by default."""
+        """Bytes that buffers of `kinds` hold on one rank at each step, in the `backwards` meant; the most of all by default.
+
+        Where a step packs gradients, that is the more of two instants: see `commplan.plan.instants`.
+        """
         if backwards is Backwards.EVERY and any(buffer.backwards is not Backwards.EVERY for buffer in self.buffers):
             sides = (self.bytes_by_step(*kinds, backwards=one) for one in (Backwards.EARLIER, Backwards.LAST))
             return tuple(map(max, *sides))
-        num_steps = len(self.steps)
-        change = [0] * (num_steps + 1)
-        for buffer in self.buffers:
-            if buffer.kind in kinds and buffer.backwards in (Backwards.EVERY, backwards):
-                change[buffer.born] += buffer.size_bytes
-                change[min(buffer.freed + 1, num_steps)] -= buffer.size_bytes
-        return tuple(accumulate(change))[:num_steps]
+        from commplan.plan.instants import bytes_by_step
+
+        steps = self.steps
+        meant = [b for b in self.buffers if b.kind in kinds and b.backwards in (Backwards.EVERY, backwards)]
+        return tuple(bytes_by_step(steps, meant)[: len(steps)])
 
     def hook_of(self, number: int) -> Hook:
         """The hook that holds step `number`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from commplan.ops import COMPUTE_LANE, Kind
+from commplan.plan.instants import alive
 from commplan.plan.model import COMMUNICATION, Backwards, Buffer, BufferKind, Hook, OpStep, Plan, Step
 
 GRADIENT_KINDS: Final = (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.APPLY)
@@ -48,11 +49,10 @@ def peak(plan: Plan) -> Peak:
     one = Backwards.LAST if backwards is Backwards.EVERY else backwards
     makers = Makers.of(plan)
     found: dict[tuple[BufferKind, str], list[Buffer]] = {}
-    for buffer in plan.buffers:
-        is_there = buffer.born <= step <= buffer.freed and buffer.backwards in (Backwards.EVERY, one)
-        if is_there and buffer.kind in COMMUNICATION:
-            lane = COMPUTE_LANE if buffer.kind is BufferKind.GRADIENT else makers.writer(buffer).lane
-            found.setdefault((buffer.kind, lane), []).append(buffer)
+    meant = (b for b in plan.buffers if b.kind in COMMUNICATION and b.backwards in (Backwards.EVERY, one))
+    for buffer in alive(makers.steps, meant, step):
+        lane = COMPUTE_LANE if buffer.kind is BufferKind.GRADIENT else makers.writer(buffer).lane
+        found.setdefault((buffer.kind, lane), []).append(buffer)
     shares = (Share(kind, lane, tuple(buffers)) for (kind, lane), buffers in found.items())
     return Peak(plan.hook_of(step), backwards, by_step[step], tuple(sorted(shares, key=lambda share: -share.size_bytes)))
 

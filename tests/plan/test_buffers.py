@@ -14,6 +14,7 @@ from commplan.language.modules import Module, ModuleTable, Parameter
 from commplan.ops import Axis, Kind
 from commplan.plan import Backwards, BufferKind, Plan
 from commplan.plan.model import COMMUNICATION
+from commplan.plan.peak import peak
 from tests.memory_oracle import Unit, bytes_by_step
 from tests.oracle import Layout
 from tests.random_schedules import schedules
@@ -94,6 +95,7 @@ def compare(text: str, units: tuple[Unit, ...]) -> None:
     assert plan.steps[step] in plan.peak_hook.steps
     expected = {0: Backwards.EVERY, 1: Backwards.EARLIER, -1: Backwards.LAST}
     assert plan.peak_backwards is expected[(earlier[step] > last[step]) - (earlier[step] < last[step])]
+    assert sum(share.size_bytes for share in peak(plan).shares) == plan.peak_bytes
     for fewer in (first, *bytes_by_step(layout(text, units), units, 1), *bytes_by_step(layout(text, units), units, 2)):
         assert max(fewer) <= plan.peak_bytes
 
@@ -155,11 +157,11 @@ def test_a_skipped_reduce_scatter_keeps_whole_gradients() -> None:
     assert in_mb(BOTH_SKIPPED, Backwards.EARLIER) == [12] * len(STEPS)
     gradients = [12, 8, 8, 8, 4, 4, 4, 0, 0, 0, 0, 0]
     inputs = [4, 4, 4, 4, 4, 4, 4, 4, 4, 0, 0, 0]
-    shards = [2, 2, 2, 4, 4, 4, 6, 6, 6, 6, 4, 2]
+    shards = [0, 2, 2, 2, 4, 4, 4, 6, 6, 6, 4, 2]  # of RS_n there is none yet while its gradients are
     assert in_mb(BOTH_SKIPPED, Backwards.LAST) == [sum(parts) for parts in zip(gradients, inputs, shards, strict=True)]
     plan = compiled(BOTH_SKIPPED, THREE)
     assert plan.partial_sum_bytes == 12 * MB
-    assert (plan.peak_bytes, plan.peak_backwards, str(plan.peak_hook)) == (18 * MB, Backwards.LAST, "post_backward 0")
+    assert (plan.peak_bytes, plan.peak_backwards, str(plan.peak_hook)) == (16 * MB, Backwards.LAST, "post_backward 0")
 
 
 @pytest.mark.parametrize(
@@ -170,6 +172,38 @@ def test_whole_gradients_are_summed_in_the_wider_dtype(gradient: str, reduce: st
     assert compiled(BOTH_SKIPPED, units).partial_sum_bytes == megabytes * MB
     replicated = (Unit(((MB, 1),), REPLICATED, gradient, reduce),) * 3
     assert compiled(AR_SKIPPED, replicated).partial_sum_bytes == megabytes * MB
+
+
+HELD = """\
+version: 1
+name: held
+post_backward:
+  - RS_<n-1>: {after: compute_<n-1>}
+  - AR_<n-1>: {after: RS_<n-1>}
+  - apply_<n-1>: {after: AR_<n-1>}
+"""
+IN_BF16 = HELD.replace("after: RS_<n-1>", "after: RS_<n-1>, dtype: bf16")
+
+
+@pytest.mark.parametrize(
+    ("text", "axes", "gradient", "megabytes", "kinds"),
+    [
+        (HELD, (("replicate", 2), ("shard", 2)), "float32", 4 + 4, {"gradient", "rs_input"}),
+        (HELD, (("replicate", 2), ("shard", 2)), "bfloat16", 2 + 4, {"gradient", "rs_input"}),
+        (HELD, (("shard", 2),), "float32", 4 + 4, {"gradient", "rs_input"}),
+        (HELD, (("replicate", 4), ("shard", 1)), "bfloat16", 4 + 4, {"rs_input", "shard"}),
+        (HELD, (("replicate", 2),), "float32", 4 + 4, {"gradient", "shard"}),
+        (HELD, (("replicate", 2),), "bfloat16", 2 + 4, {"gradient", "shard"}),
+        (IN_BF16, (("replicate", 2),), "float32", 4 + 4, {"gradient", "shard"}),
+        (HELD, (), "float32", 4, {"gradient"}),
+    ],
+)
+def test_gradients_that_outlive_their_hook_are_gone_before_there_is_what_is_made_of_them(
+    text: str, axes: tuple[tuple[str, int], ...], gradient: str, megabytes: int, kinds: set[str]
+) -> None:
+    plan = compiled(text, (Unit(((MB, 1),), axes, gradient),) * 2)
+    assert plan.peak_bytes == megabytes * MB
+    assert {str(share.kind) for share in peak(plan).shares} == kinds
 
 
 def test_a_module_without_an_all_reduce_keeps_nothing() -> None:
