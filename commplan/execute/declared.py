@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Iterator
+from dataclasses import replace
 
 from commplan.execute.backward import Backward
 from commplan.execute.program import Program
-from commplan.plan.model import COMMUNICATION, BufferKind
+from commplan.plan.instants import bytes_by_step
+from commplan.plan.model import COMMUNICATION, Buffer, BufferKind
 
 
 def declared_bytes(program: Program, backward: Backward) -> int:
     """The bound for a backward that has come to its end, in bytes on this rank.
 
-    To the plan's buffers are added:
+    It is what the plan's buffers take, except that
 
-    - the partial sum that an earlier backward left: until what reads it together with the gradients is over, for a module
-      that was not reduced in its place until the end of root;
-    - a reduced shard that is left as a partial sum, until the end of root;
-    - gradients that were complete before their hook could open, until they are packed.
+    - buffers of modules that were not reduced in their places are not there;
+    - a reduced shard that is left as a partial sum is there until the end of root;
+    - so is the partial sum that an earlier backward left; of a module that was reduced in its place, only until what reads
+      it together with the gradients is over;
+    - gradients that were complete before their hook could open are there from then until they are packed.
 
     What has no place in the plan, `Backward.irregular_bytes`, counts from beginning to end.
     """
-    kept = {module for module, instance in backward.live.items() if not instance.all_reduce}
-    if not backward.previous_bytes and not backward.waiting and not kept:
+    in_place = backward.live.keys() - backward.late.keys()
+    is_plain = not backward.previous_bytes and not backward.waiting and in_place == program.steps_of.keys()
+    if is_plain and all(backward.live[module].all_reduce for module in in_place):
         return program.peak_bytes + backward.irregular_bytes
-    end = program.end
-    change = [0] * (end + 2)
+    return max(bytes_by_step(program.plan.steps, list(_buffers(program, backward, in_place)))) + backward.irregular_bytes
 
-    def add(size_bytes: int, born: int, freed: int) -> None:
-        change[born] += size_bytes
-        change[freed + 1] -= size_bytes
 
+def _buffers(program: Program, backward: Backward, in_place: set[int]) -> Iterator[Buffer]:
+    """Those that there were in a backward, irregular ones apart."""
     last_read: dict[int, int] = {}
     for buffer in program.plan.buffers:
-        if buffer.kind not in COMMUNICATION:
+        members = in_place.intersection(range(buffer.first, buffer.last + 1))
+        is_early = buffer.kind is BufferKind.GRADIENT and buffer.first in backward.waiting
+        if not members or is_early or buffer.kind not in COMMUNICATION:
             continue
-        members = range(buffer.first, buffer.last + 1)
-        is_kept = buffer.kind is BufferKind.SHARD and any(module in kept for module in members)
-        add(buffer.size_bytes, buffer.born, end if is_kept else buffer.freed)
+        is_kept = buffer.kind is BufferKind.SHARD and not all(backward.live[module].all_reduce for module in members)
+        yield replace(buffer, freed=program.end) if is_kept else buffer
         for module in members:
             if buffer.kind is BufferKind.RS_INPUT:
                 last_read[module] = buffer.freed
@@ -45,9 +48,7 @@ def declared_bytes(program: Program, backward: Backward) -> int:
                 # Without a reduce-scatter both are added where the gradients are packed.
                 last_read.setdefault(module, buffer.born)
     for module, size_bytes in backward.previous_bytes.items():
-        is_in_place = module in backward.live and module not in backward.late
-        add(size_bytes, 0, last_read.get(module, end) if is_in_place else end)
+        yield Buffer(BufferKind.PARTIAL, module, module, size_bytes, 0, last_read.get(module, program.end))
     for module, (size_bytes, since) in backward.waiting.items():
-        steps = program.steps_of.get(module)
-        add(size_bytes, since, steps[0][0] if steps else end)
-    return max(accumulate(change)) + backward.irregular_bytes
+        packed, _ = program.steps_of[module][0]
+        yield Buffer(BufferKind.GRADIENT, module, module, size_bytes, since, packed)

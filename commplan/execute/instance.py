@@ -68,10 +68,15 @@ class Instance:
 
     @property
     def size_bytes(self) -> int:
-        """Most memory that this reduction takes by itself: gradients, packed gradients and shard."""
+        """Most memory that this reduction takes by itself; a partial sum is not its own. Gradients that are held go once they
+        are packed, before there is a shard beside the packed ones.
+        """
+        if self.gradients is None:
+            return 0
         shard_bytes = self.layout.numel * self.reduction.dtype.itemsize
-        gradient_bytes = self.gradients.size_bytes if self.gradients is not None else 0
-        return gradient_bytes + shard_bytes * (1 + self.reduction.shard_size)
+        if self.reduction.shard_group is None:
+            return self.held_bytes + shard_bytes
+        return shard_bytes * self.reduction.shard_size + max(self.held_bytes, shard_bytes)
 
     def is_owed(self, kind: Kind) -> bool:
         """Whether an op of this reduction that was issued has no effect yet: an apply, until `.grad` has the gradient."""

@@ -21,8 +21,8 @@ from commplan.plan.model import OpStep
 def postpone(backward: Backward, module: int, instance: Instance, memory: Memory) -> None:
     """Leave the reduction of a module whose hook has opened to root."""
     backward.late[module] = instance
-    backward.irregular_bytes += instance.size_bytes
     instance.hold_gradients(memory)
+    backward.irregular_bytes += instance.size_bytes
 
 
 def postpone_partial_sums(backward: Backward, units: Sequence[Unit], store: Store) -> None:

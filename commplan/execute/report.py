@@ -22,7 +22,7 @@ class BackwardReport:
         ops: collectives as they ran, an op waiting for its peers included.
         compute_waits: when compute stood still for communication; `op` is the number of the plan's step, "" in root's end.
         peak_bytes: most communication memory alive at once.
-        declared_peak_bytes: what the plan says, with the partial sums that accumulation keeps.
+        declared_peak_bytes: what the plan says, with what accumulation and the arrival of gradients change.
         number: of this attachment's backwards, counted from 1.
         plan: what was run.
         ranks_of: the ranks of each op's process group; ops without peers are not in it.

@@ -77,6 +77,19 @@ def inputs_are_never_released() -> Any:
     return _wrap(Executor, "_free", free)
 
 
+def gradients_are_let_go_late() -> Any:
+    """Gradients that were held are let go when there is a shard of them, not before."""
+
+    def issue(original: Any, self: Issuer, backward: Backward, step: OpStep, instance: Any, *rest: Any) -> None:
+        held_bytes = 0
+        if instance is not None and instance.gradients is not None:
+            held_bytes, instance.held_bytes = instance.held_bytes, 0
+        original(self, backward, step, instance, *rest)
+        self._store.memory.drop(held_bytes)
+
+    return _wrap(Issuer, "issue", issue)
+
+
 def partial_sums_are_dropped() -> Any:
     """What an earlier backward left is forgotten."""
 
@@ -126,6 +139,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "shards are released early": every_shard_is_released_in_its_hook,
     "inputs are released early": inputs_are_released_when_issued,
     "inputs are released late": inputs_are_never_released,
+    "gradients are let go late": gradients_are_let_go_late,
     "partial sums are dropped": partial_sums_are_dropped,
     "partial sums are added by position": partial_sums_are_added_by_position,
     "factors are forgotten": postdivide_is_forgotten,

@@ -6,6 +6,7 @@ meets every problem and every mesh.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -79,15 +80,29 @@ def test_lazy_lanes(worlds: Worlds, name: str, shape: tuple[int, ...]) -> None:
     Each backward reaches what is declared for it, whether it stands alone, leaves partial sums, or finds some.
     """
     steps = ALL if shape == (2, 2) else [MIXED, parity.PLAIN]
-    peaks = worlds.of(4).run(parity.compare, name=name, shape=shape, steps=steps, sharding={}, lazy=True)
+    assert_reached(worlds.of(4).run(parity.compare, name=name, shape=shape, steps=steps, sharding={}, lazy=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *((name, (2, 2)) for name in sorted(parity.PROBLEMS.keys() - {"FK6", "transformer"})),
+        ("FN plain input", (4,)),
+        ("FN plain input", (1, 4)),
+        ("FN unused", (4,)),
+    ],
+)
+def test_lazy_lanes_where_modules_come_otherwise(worlds: Worlds, name: str, shape: tuple[int, ...]) -> None:
+    """Gradients that wait for their hooks, modules that are used twice or never: what is declared is reached there too."""
+    # Stock FSDP2 fails on a block that was never used, without sync, in bf16.
+    sharding = {"bf16": name != "FN unused"}
+    steps = [MIXED, parity.PLAIN]
+    assert_reached(worlds.of(4).run(parity.compare, name=name, shape=shape, steps=steps, sharding=sharding, lazy=True))
+
+
+def assert_reached(peaks: Sequence[dict[str, list[tuple[int, int]]]]) -> None:
+    """Every backward of every rank takes as much memory as is declared for it."""
     for of_rank in peaks:
         for schedule, of_backward in of_rank.items():
             for measured, declared in of_backward:
-                assert measured >= 0.9 * declared, f"{schedule}: {measured} of {declared} bytes"
-
-
-@pytest.mark.parametrize("name", sorted(parity.PROBLEMS.keys() - {"FK6", "transformer"}))
-def test_lazy_lanes_where_modules_come_otherwise(worlds: Worlds, name: str) -> None:
-    # Stock FSDP2 fails on a block that was never used, without sync, in bf16.
-    sharding = {"bf16": name != "FN unused"}
-    worlds.of(4).run(parity.compare, name=name, shape=(2, 2), steps=[MIXED], sharding=sharding, lazy=True)
+                assert measured == declared, f"{schedule}: {measured} of {declared} bytes"
