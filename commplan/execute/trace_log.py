@@ -11,13 +11,13 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from commplan.execute.lanes import Task, Token
 from commplan.execute.streams import DeviceHooks, StreamLanes, StreamToken
@@ -70,7 +70,7 @@ class TraceLog:
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
-        self._buffers: dict[int, int] = {}
+        self._buffers: dict[StorageWeakRef, int] = {}
         self._num_buffers = 0
         self._num_events = 0
         self._collective: int | None = None
@@ -112,7 +112,7 @@ class TraceLog:
     def buffer(self, tensor: torch.Tensor, pool: str | None) -> int:
         """The number of a tensor's memory; where it is new, `pool` is the stream that allocated it, None: somebody else did."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = StorageWeakRef(storage)
         number = self._buffers.get(key)
         if number is None:
             self._num_buffers += 1
@@ -124,9 +124,8 @@ class TraceLog:
                 self.add(Did.ALLOCATE, pool, buffer=number)
         return number
 
-    def _release(self, key: int, number: int) -> None:
-        if self._buffers.get(key) == number:
-            del self._buffers[key]
+    def _release(self, key: StorageWeakRef, number: int) -> None:
+        del self._buffers[key]
         self.add(Did.RELEASE, buffer=number)
 
 
@@ -192,7 +191,7 @@ class TracedModule:
         """The current stream of this thread."""
         return self._traced(self.base.current_stream(device), "compute")
 
-    def stream(self, stream: TracedStream) -> contextlib.AbstractContextManager[Any]:
+    def stream(self, stream: TracedStream) -> AbstractContextManager[Any]:
         """Inside, `stream` is the current one."""
         return self.base.stream(stream.inner)
 
@@ -238,57 +237,8 @@ class TracedWork:
         self._module.join_work(self._event)
 
 
-class AccessMode(TorchDispatchMode):
-    """While active, every op of torch on this thread is a kernel in the log."""
-
-    def __init__(self, module: TracedModule, run: Callable[..., Any] | None = None) -> None:
-        super().__init__()
-        self._module = module
-        self._thread = threading.get_ident()
-        self._run = run or (lambda func, args, kwargs: func(*args, **kwargs))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Log `func`, and run it."""
-        kwargs = kwargs or {}
-        if any(t not in (torch.Tensor, torch.nn.Parameter) for t in types):
-            return NotImplemented
-        # A backend's own threads inherit the mode with the collective that they work on.
-        if self._module.log.is_quiet or threading.get_ident() != self._thread:
-            return func(*args, **kwargs)
-        if func.namespace == "c10d":
-            return self._collective(func, args, kwargs)
-        if func.is_view or func.namespace == "prim":
-            return func(*args, **kwargs)
-        log, stream = self._module.log, self._module.current_stream(self._module.device).name
-        reads, writes = _accessed(func, args, kwargs)
-        # Before it runs: what it releases on its way must come behind it.
-        read, written = ([log.buffer(t, None) for t in tensors] for tensors in (reads, writes))
-        result = self._run(func, args, kwargs)
-        made = {t.untyped_storage()._cdata: t for t in _tensors(result)}
-        for t in (*reads, *writes):
-            made.pop(t.untyped_storage()._cdata, None)
-        fresh = [log.buffer(t, stream) for t in made.values()]
-        if not func.name().startswith("aten::empty"):
-            written += fresh
-        if read or written:
-            log.add(Did.KERNEL, stream, name=func.name(), reads=tuple(read), writes=tuple(written))
-        return result
-
-    def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
-        log, stream = self._module.log, self._module.current_stream(self._module.device).name
-        tensors = _tensors(args)
-        writes = tensors[:1] if "reduce_scatter" in func.name() else tensors
-        group = log.group
-        log.begin_collective(group, stream)
-        log.add(
-            Did.KERNEL,
-            group,
-            name=func.name(),
-            reads=tuple(log.buffer(t, None) for t in tensors),
-            writes=tuple(log.buffer(t, None) for t in writes),
-        )
-        log.end_collective(group)
-        return func(*args, **kwargs)
+Watch = Callable[[TracedModule], AbstractContextManager[Any]]
+"""Makes a context in which every op of torch on the calling thread is a kernel in the module's log."""
 
 
 class RecordedLanes(StreamLanes):
@@ -296,23 +246,21 @@ class RecordedLanes(StreamLanes):
 
     Args:
         module: logs; made for the lanes' device.
-        run: runs an op of torch, `run(func, args, kwargs)`; for a device that does so later.
+        watch: `fsdp2.torch_operators.AccessMode`, whatever it was told.
     """
 
-    def __init__(
-        self, module: TracedModule, timeout_s: float, run: Callable[..., Any] | None = None, abort: Any = None
-    ) -> None:
+    def __init__(self, module: TracedModule, timeout_s: float, watch: Watch, abort: Any = None) -> None:
         super().__init__(module.device, timeout_s, DeviceHooks(module, abort))
         self.log = module.log
         self._traced = module
-        self._run = run
+        self._watch = watch
         self._inside = 0
         self._num_ops = 0
         self._op_of: dict[int, int] = {}
 
-    def watching(self) -> AccessMode:
+    def watching(self) -> AbstractContextManager[Any]:
         """A context in which what the calling thread does is logged."""
-        return AccessMode(self._traced, self._run)
+        return self._watch(self._traced)
 
     @contextlib.contextmanager
     def compute(self) -> Iterator[None]:
@@ -369,21 +317,3 @@ class RecordedLanes(StreamLanes):
 
     def _ops(self, tokens: Sequence[Token]) -> tuple[int, ...]:
         return tuple(self._op_of[t.number] for t in tokens if isinstance(t, StreamToken) and t.event is not None)
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _accessed(func: Any, args: Any, kwargs: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The tensors that `func` reads, and those that it writes, by its schema."""
-    reads: list[torch.Tensor] = []
-    writes: list[torch.Tensor] = []
-    for argument, value in [*zip(func._schema.arguments, args, strict=False)]:
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        (writes if is_written else reads).extend(_tensors(value))
-    by_name = {a.name: a for a in func._schema.arguments}
-    for name, value in kwargs.items():
-        is_written = by_name[name].alias_info is not None and by_name[name].alias_info.is_write
-        (writes if is_written else reads).extend(_tensors(value))
-    return reads, writes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from commplan.execute.memory import Memory
 from commplan.execute.trace_log import Did, RecordedLanes, TracedModule, TraceLog
 from commplan.fsdp2 import Options
+from commplan.fsdp2.torch_operators import AccessMode
 from tests.devices.fake import Collectives, FakeModule, Pace
 from tests.worlds.lazy import PoisonedMemory
 
@@ -31,8 +33,8 @@ class Device:
 
     def make_lanes(self, device: torch.device, timeout_s: float) -> RecordedLanes:
         # What runs at once needs no place of its own to run in, and shows that a real device would log alike.
-        run = None if self.pace is Pace.EAGER else self.fake.run
-        self.lanes.append(RecordedLanes(self.module, timeout_s, run))
+        watch = AccessMode if self.pace is Pace.EAGER else partial(AccessMode, run=self.fake.run)
+        self.lanes.append(RecordedLanes(self.module, timeout_s, watch))
         return self.lanes[-1]
 
     @property

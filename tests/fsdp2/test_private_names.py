@@ -57,9 +57,8 @@ FILES = [
     path
     for room in ("execute", "fsdp2")
     for path in sorted((ROOT / "commplan" / room).glob("**/*.py"))
-    if not (room == "fsdp2" and path.name.startswith("torch_")) and path.name != "trace_log.py"
+    if not (room == "fsdp2" and path.name.startswith("torch_"))
 ]
-"""`trace_log` watches torch's operators, for checks of devices only; it knows nothing of FSDP2."""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
@@ -164,7 +163,20 @@ def unpinned(source: str, relied_on: RelyingOn = releases.RELIED_ON) -> list[str
     return sorted((read - pinned_names(relied_on)) | (names.intersection(functions_of_torch()) - listed))
 
 
-HOME = sorted((ROOT / "commplan" / "fsdp2").glob("torch_*.py"))
+def loaded(room: Path) -> set[Path]:
+    """The files of `room` that are loaded with it."""
+    found: set[Path] = set()
+    todo = [room / "__init__.py"]
+    while todo:
+        path = todo.pop()
+        if path.exists() and path not in found:
+            found.add(path)
+            lines = (line for line in path.read_text().splitlines() if line.startswith("from commplan.fsdp2"))
+            todo.extend(room / f"{word}.py" for line in lines for word in re.findall(r"\w+", line))
+    return found
+
+
+HOME = sorted(path for path in loaded(ROOT / "commplan" / "fsdp2") if path.name.startswith("torch_"))
 
 
 @pytest.mark.parametrize("path", HOME, ids=lambda path: path.name)

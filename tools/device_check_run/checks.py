@@ -19,6 +19,7 @@ from commplan.execute.report import BackwardReport
 from commplan.execute.streams import DeviceHooks, StreamLanes
 from commplan.execute.trace_log import RecordedLanes, TracedModule, TraceLog
 from commplan.fsdp2 import Options
+from commplan.fsdp2.torch_operators import AccessMode
 from commplan.language import library
 from device_check_run.platform import Platform
 from device_check_run.rows import Row
@@ -91,7 +92,7 @@ class Checks:
             made: list[RecordedLanes] = []
 
             def lanes(device: torch.device, timeout_s: float, traced: Any = traced, made: Any = made) -> RecordedLanes:
-                made.append(RecordedLanes(traced, timeout_s))
+                made.append(RecordedLanes(traced, timeout_s, AccessMode))
                 return made[-1]
 
             with commplan.attach(model, name, options=self._options(lanes)):
