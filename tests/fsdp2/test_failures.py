@@ -21,7 +21,7 @@ from commplan.execute.lanes import Task
 from commplan.execute.workers import Completion, WorkerLanes
 from commplan.fsdp2 import Options, torch_private
 from commplan.language import library
-from tests.worlds import models, parity, reference
+from tests.worlds import features, models, parity, reference
 from tests.worlds.world import Rank, Worlds
 
 FN = parity.PROBLEMS["FN"]
@@ -106,10 +106,9 @@ def zero_filled(here: Rank) -> None:
         reference.assert_close(model, reference.gradients(models.Pair, here.size, backward), 1e-5)
 
 
+@features.reduced_unused_params
 @pytest.mark.report("pytorch#158719", "pytorch#170667", "torchtitan#2747")
 def test_zero_filled_means(worlds: Worlds) -> None:
-    if not hasattr(torch.distributed.fsdp.FSDPModule, "set_reduce_scatter_unused_params"):
-        pytest.skip("this torch has no set_reduce_scatter_unused_params")
     worlds.of(4).run(zero_filled)
 
 

@@ -7,16 +7,17 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.distributed import fsdp
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import DataParallelMeshDims, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import commplan
 from tests.models.comparing import Case, accumulated, compare, mesh_of, on_input, on_plain_input, spread, train
-from tests.worlds import models, parity, reference
+from tests.worlds import features, models, parity, reference
 from tests.worlds.world import Rank, Worlds
 
 
@@ -61,11 +62,11 @@ class Moe(nn.Module):
 
 def several_groups(model: nn.Module, here: Rank) -> nn.Module:
     """Two parameter groups in each block, on two meshes."""
-    dense = HSDPMeshInfo(here.mesh((2, 2)), shard_mesh_dim=1, replicate_mesh_dim=0)
-    experts = FSDPMeshInfo(here.mesh((4,), ("shard",)), shard_mesh_dim=0)
+    dense = _fsdp_common.HSDPMeshInfo(here.mesh((2, 2)), shard_mesh_dim=1, replicate_mesh_dim=0)
+    experts = _fsdp_common.FSDPMeshInfo(here.mesh((4,), ("shard",)), shard_mesh_dim=0)
     for block in model.b:
         mesh_of = {id(block.experts): experts}
-        place = lambda p, mesh_of=mesh_of: ShardPlacementResult(Shard(0), mesh_of.get(id(p), dense))  # noqa: E731
+        place = lambda p, mesh_of=mesh_of: _fsdp_common.ShardPlacementResult(Shard(0), mesh_of.get(id(p), dense))  # noqa: E731
         fully_shard(block, mesh=here.mesh((2, 2)), shard_placement_fn=place)
     return fully_shard(model, mesh=here.mesh((2, 2)))
 
@@ -144,7 +145,7 @@ def spmd(model: nn.Module, here: Rank) -> nn.Module:
     mesh = here.mesh((2, 2, 1), ("dp", "fsdp", "tp"))
     distribute_module(model, mesh)
     model.placement = (mesh, (Shard(0), Shard(0), Replicate()))
-    axes = DataParallelMeshDims(shard="fsdp", replicate="dp")
+    axes = fsdp.DataParallelMeshDims(shard="fsdp", replicate="dp")
     for block in model.b:
         fully_shard(block, mesh=mesh, dp_mesh_dims=axes)
     return fully_shard(model, mesh=mesh, dp_mesh_dims=axes)
@@ -158,13 +159,19 @@ def same_on_both(model: nn.Module, rank: int, number: int) -> None:
 CASES["SPMD"] = Case(Mlps, on_input, spmd, tolerance=3e-6)
 CASES["tensor parallel"] = Case(Mlps, same_on_both, tensor_parallel, tolerance=3e-6)
 
+NEEDS = {
+    "several groups": features.groups_over_several_meshes,
+    "several groups, plain input": features.groups_over_several_meshes,
+    "SPMD": features.axes_of_one_mesh,
+}
+
 
 def run(here: Rank, name: str) -> None:
     compare(here, CASES[name], spread(name))
 
 
 @pytest.mark.report("several meshes and clipping", "swapped axes")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=NEEDS.get(name, ())) for name in CASES])
 def test_meshes(worlds: Worlds, name: str) -> None:
     worlds.of(4).run(run, name=name)
 

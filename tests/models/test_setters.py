@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 
 import commplan
 from tests.models.comparing import LATE, WORKERS, Case, compare, local, on_input, seeded, spread, train
-from tests.worlds import models, parity
+from tests.worlds import features, models, parity
 from tests.worlds.world import Rank, Worlds
 
 
@@ -52,6 +52,11 @@ def net() -> nn.Module:
     return model
 
 
+# Since torch 2.13 the older names warn.
+all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
 class Gathers:
     """An all-gather of the user's own."""
 
@@ -62,14 +67,14 @@ class Gathers:
 
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> dist.Work | None:
         Gathers.num_calls += 1
-        return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+        return all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class Scatters(Gathers):
     """A reduce-scatter of the user's own."""
 
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> dist.Work:
-        return dist.reduce_scatter_single(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+        return reduce_scatter(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
 
 
 def each_unit(model: Any, name: str, *args: Any) -> None:
@@ -244,6 +249,7 @@ def resets(here: Rank, flag: str) -> None:
                 assert torch.equal(local(mine.grad), local(stock.grad)), schedule
 
 
+@features.reset_of_iterations
 @pytest.mark.parametrize("flag", ["all_reduce", "sync"])
 def test_reset_iter_state_drops_what_was_accumulated(worlds: Worlds, flag: str) -> None:
     worlds.of(4).run(resets, flag=flag)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed import fsdp
 
 from commplan.fsdp2 import torch_releases
 
@@ -14,13 +14,13 @@ def _needs(is_there: bool, what: str) -> pytest.MarkDecorator:
 
 def has_setting(name: str) -> bool:
     """Whether sharded modules have this public method."""
-    return hasattr(FSDPModule, name)
+    return hasattr(fsdp.FSDPModule, name)
 
 
 remembered_ties = _needs(torch_releases.remembers_ties(), "does not remember which parameters were tied before sharding")
-own_reduce_scatter_group = _needs(has_setting("set_separate_reduce_scatter_group"), "has no set_separate_reduce_scatter_group")
 reduced_unused_params = _needs(has_setting("set_reduce_scatter_unused_params"), "has no set_reduce_scatter_unused_params")
 reset_of_iterations = _needs(torch_releases.resets_iterations(), "has no reset_iter_state")
 groups_over_several_meshes = _needs(
     torch_releases.has_groups_over_several_meshes(), "shards the parameters of one module over one mesh only"
 )
+axes_of_one_mesh = _needs(hasattr(fsdp, "DataParallelMeshDims"), "does not shard parameters that are distributed over all axes")
