@@ -15,6 +15,9 @@ from commplan.execute.stores import set_once
 # A rank that waits for the outcome waits longer than the one that finds it out.
 PATIENCE_S = 2.0
 
+OUTCOME = "outcome"
+"""The note by which a meeting is decided."""
+
 
 class Board:
     """Notes by key; all ranks hold the same meetings, whatever becomes of them.
@@ -41,10 +44,15 @@ class Board:
         return self._connect()
 
     def begin(self, timeout_s: float) -> None:
-        """Begin the next meeting: keys are new. `timeout_s` says how long to wait for a note."""
+        """Begin the next meeting: keys are new. `timeout_s` says how long to wait for a note.
+
+        Meetings that the others have given up without this rank are left out.
+        """
         self.timeout_s = timeout_s
         self._number += 1
         self._stale, self._posted = [*self._stale, *self._posted], []
+        while self._store.check([self._key(OUTCOME)]):
+            self._number += 1
 
     def clean(self) -> None:
         """Delete what this rank left in earlier meetings, since every rank has come to this one."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from commplan.errors import ExecutionError
-from commplan.execute.board import PATIENCE_S, Board
+from commplan.execute.board import OUTCOME, PATIENCE_S, Board
 from commplan.execute.clocks import Offset, align, clock_identity
 from commplan.execute.ranks import listed
 from commplan.execute.report import BackwardReport
@@ -55,15 +55,15 @@ class Peers:
         Raises:
             ExecutionError: ranks did not come in time, or come from different backwards; names them.
         """
-        self._board.begin(timeout_s)
         try:
+            self._board.begin(timeout_s)
             leaders = self._convene(0 if report is None else report.number)
             assert report is not None
             offset = align(self._board, list(leaders.values()), leaders[self._identity], self._now)
             return self._exchange(report, offset, len(leaders))
         except ExecutionError:
             raise
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # the latter where torch has no process group any more
             raise ExecutionError(f"report() could not ask the other ranks: their store does not answer ({error})") from error
 
     def _convene(self, number: int) -> dict[str, int]:
@@ -76,12 +76,12 @@ class Peers:
         first = board.ranks[0]
         board.post(f"here/{board.rank}", json.dumps([number, self._identity]))
         if board.rank == first:
-            outcome = board.decide("outcome", json.dumps(self._call_roll()))
-        elif board.missing(["outcome"], board.timeout_s + PATIENCE_S):
+            outcome = board.decide(OUTCOME, json.dumps(self._call_roll()))
+        elif board.missing([OUTCOME], board.timeout_s + PATIENCE_S):
             problem = f"rank {first}, which waits for the others, did not call report() within {board.timeout_s:g} s"
-            outcome = board.decide("outcome", json.dumps([problem, {}]))
+            outcome = board.decide(OUTCOME, json.dumps([problem, {}]))
         else:
-            outcome = board.read("outcome", of=first)
+            outcome = board.read(OUTCOME, of=first)
         problem, leaders = json.loads(outcome)
         if problem:
             raise ExecutionError(problem)

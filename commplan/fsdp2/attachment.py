@@ -19,7 +19,7 @@ from torch import nn
 
 from commplan import compiler
 from commplan.errors import AttachError, ExecutionError
-from commplan.execute.agreement import REFUSED, agree
+from commplan.execute.agreement import REFUSED, agree, confirm
 from commplan.execute.board import Board
 from commplan.execute.control import Control, Message
 from commplan.execute.executor import Executor, Machinery
@@ -180,10 +180,10 @@ def attach(
     try:
         attachment = _install(prepared, options, agreement)
     except Exception as error:
-        agree(private.default_store(), everyone, rank, {REFUSED: f"{type(error).__name__}: {error}"}, options.timeout_s)
+        confirm(private.default_store(), everyone, rank, agreement, options.timeout_s, f"{type(error).__name__}: {error}")
         raise
     try:
-        agree(private.default_store(), everyone, rank, {}, options.timeout_s)
+        confirm(private.default_store(), everyone, rank, agreement, options.timeout_s)
     except BaseException:
         attachment.detach()
         raise

@@ -27,7 +27,13 @@ _ALL_GATHER: Final = "_all_gather_comm"
 
 
 def own_store(store: Store) -> Store:
-    """`store` over a connection of its own, where torch can: whoever blocks on one does not block the other."""
+    """`store` over a connection of its own, where torch can: whoever blocks on one does not block the other.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
+    # Where its process is gone, this fails at once, and making another connection tries for as long as the job's timeout.
+    store.check(["commplan"])
     return store.clone() if hasattr(store, "clone") else store
 
 

@@ -132,18 +132,34 @@ KILLED = [*((where, PIPELINED, True) for where in PLACES), ("RS_1", "blocking", 
 # Where parameters are resharded, the others may be in an all-gather of FSDP2's on the thread of backward.
 HANGS = [*((where, PIPELINED, True) for where in PLACES), ("RS_1", PIPELINED, False), ("backward", PIPELINED, False)]
 
+LOST = [*(("kill", *case) for case in KILLED), *(("stop", *case) for case in HANGS)]
+
 AT_ONCE = 3
 """Worlds that run beside each other: most of their time ranks wait for one that is gone."""
 
+Case = tuple[str, str, str, bool]
+Outcome = dict[int, tuple[str, float]] | Exception
 
-@pytest.mark.parametrize(("how", "cases"), [("kill", KILLED), ("stop", HANGS)], ids=["killed", "hangs"])
-def test_a_rank_is_lost(worlds: Worlds, how: str, cases: list[tuple[str, str, bool]]) -> None:
-    def lose(case: tuple[str, str, bool]) -> dict[int, tuple[str, float]]:
-        where, schedule, reshard = case
-        with worlds.thrown_away(4) as world:
-            return world.run_with_victims(loses_a_rank, [VICTIM], where=where, how=how, schedule=schedule, reshard=reshard)
+
+@pytest.fixture(scope="module")
+def lost(worlds: Worlds) -> dict[Case, Outcome]:
+    """What became of the others in each case."""
+
+    def lose(case: Case) -> Outcome:
+        how, where, schedule, reshard = case
+        try:
+            with worlds.thrown_away(4) as world:
+                return world.run_with_victims(loses_a_rank, [VICTIM], where=where, how=how, schedule=schedule, reshard=reshard)
+        except Exception as error:  # noqa: BLE001 - it belongs to the test of this case
+            return error
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for case, found in zip(cases, pool.map(lose, cases), strict=True):
-            print(case)
-            assert_named(found, how)
+        return dict(zip(LOST, pool.map(lose, LOST), strict=True))
+
+
+@pytest.mark.parametrize("case", LOST, ids=lambda case: "-".join(map(str, case)))
+def test_a_rank_is_lost(lost: dict[Case, Outcome], case: Case) -> None:
+    found = lost[case]
+    if isinstance(found, Exception):
+        raise found
+    assert_named(found, case[0])

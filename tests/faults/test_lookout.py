@@ -6,12 +6,14 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
 from commplan.errors import CollectiveTimeoutError, ExecutionError
 from commplan.execute.lookout import Lookout, Place
+from commplan.fsdp2.torch_faults import own_store
 
 PATIENCE_S = 60.0
 STUCK = "AR_3 of module 'b.1' on the group of ranks [0, 1]"
@@ -115,3 +117,15 @@ def test_a_store_that_is_gone(make: Make, hangs: bool) -> None:
         assert message.startswith("AR_3 failed: gone The store with the notes of other ranks does not answer")
     assert time.monotonic() - begin_s < PATIENCE_S / 2
     store.over.set()
+
+
+def test_no_connection_is_sought_to_a_store_that_is_gone() -> None:
+    """That would take as long as the job's timeout."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=120))
+    assert own_store(client).check(["a key"]) is False
+    del server
+    begin_s = time.monotonic()
+    with pytest.raises(RuntimeError):
+        own_store(client)
+    assert time.monotonic() - begin_s < 60
