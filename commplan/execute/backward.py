@@ -22,7 +22,8 @@ class Backward:
         tokens: the end of each op that was issued.
         record: what this rank did, in words that must be equal on every rank.
         previous_bytes: module -> bytes of the partial sum that earlier backwards left.
-        waiting: module -> bytes of gradients that came before their hook could open, and the step that was next then.
+        held: module -> bytes of gradients that were not packed when its hook was over or, where they came before it could
+            open, when they came; and the step that was next then. Of late modules none.
         irregular_bytes: memory that no plan can foresee: late modules and extra reductions.
         ranks_of: the ranks of each collective's process group, by the op's name.
     """
@@ -37,7 +38,7 @@ class Backward:
     extra: list[tuple[int, Instance]] = field(default_factory=list)
     tokens: dict[OpId, Token] = field(default_factory=dict)
     record: list[str] = field(default_factory=list)
-    waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
+    held: dict[int, tuple[int, int]] = field(default_factory=dict)
     irregular_bytes: int = 0
     ranks_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
 

@@ -238,6 +238,7 @@ class Executor:
         for buffer in buffers:
             self._memory.release(buffer, kept=id(buffer) in grads)
         self._store.partial_sums.clear()
+        self._store.irregular_bytes = 0
         self._lanes.take_intervals()
         self._lanes.rest()
 
@@ -289,8 +290,7 @@ class Executor:
             else:
                 self._open_through(position)
             if position >= backward.cursor:
-                backward.waiting[module] = (gradients.size_bytes, self._program.first_step[backward.cursor])
-            instance.hold_gradients(self._memory)
+                self._hold(module, instance)
 
     def _finish_all(self) -> None:
         backward = self._current()
@@ -325,8 +325,11 @@ class Executor:
         while backward.cursor <= position:
             at = backward.cursor
             backward.cursor += 1
-            for number, step in enumerate(self._program.hooks[at].steps, self._program.first_step[at]):
+            hook = self._program.hooks[at]
+            for number, step in enumerate(hook.steps, self._program.first_step[at]):
                 self._run_step(number, step)
+            if hook.section is Section.POST_BACKWARD and hook.n in backward.live:
+                self._hold(hook.n, backward.live[hook.n])
 
     def _open_ready(self) -> None:
         """Open the hooks that come next as long as their modules are complete."""
@@ -345,6 +348,13 @@ class Executor:
             self._issuer.issue(backward, step, backward.live.get(step.op.first), waits, str(number))
         for buffer in self._program.frees.get(number, ()):
             self._free(buffer)
+
+    def _hold(self, module: int, instance: Instance) -> None:
+        """Count gradients that no op has packed, from now on."""
+        backward = self._current()
+        instance.hold_gradients(self._memory)
+        if instance.held_bytes:
+            backward.held.setdefault(module, (instance.held_bytes, self._program.first_step[backward.cursor]))
 
     def _outstanding(self) -> list[Token]:
         """The ends of everything that was issued: root ends with compute waiting for every lane."""

@@ -28,7 +28,7 @@ class Instance:
         gradients: what autograd left; None once packed, or where only a partial sum is to be reduced.
         layout: what `shard` holds.
         all_reduce: False if this backward ends with a partial sum.
-        held_bytes: unsharded gradients that memory counts because they outlive their hook.
+        held_bytes: unsharded gradients that memory counts because they outlive their hook, in the dtype that they have.
         shard: the reduced shard, all-reduced in place.
         inputs: what the reduce-scatter reads besides: the packed gradients, a partial sum that is added on the lane.
         last: the token of the last op that touches the shard.

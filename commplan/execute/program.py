@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from commplan.ops import Section
-from commplan.plan.model import Buffer, Hook, OpStep, Plan, Step
+from commplan.plan.model import Buffer, BufferKind, Hook, OpStep, Plan, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class Program:
         pre_position, post_position: hook positions by need index and by completion index.
         frees: step number -> buffers that are given back after it.
         steps_of: module -> its ops with their step numbers, in plan order.
+        held: module -> bytes of gradients that its hook leaves unpacked, and the step that comes next.
     """
 
     plan: Plan
@@ -28,6 +29,7 @@ class Program:
     post_position: Mapping[int, int]
     frees: Mapping[int, Sequence[Buffer]]
     steps_of: Mapping[int, Sequence[tuple[int, OpStep]]]
+    held: Mapping[int, tuple[int, int]]
     peak_bytes: int
     digest: str
 
@@ -69,6 +71,7 @@ def index_plan(plan: Plan) -> Program:
         positions[Section.POST_BACKWARD],
         dict(frees),
         dict(steps_of),
+        {b.first: (b.size_bytes, b.born) for b in plan.buffers if b.kind is BufferKind.GRADIENT},
         plan.peak_bytes,
         plan.digest,
     )

@@ -246,7 +246,7 @@ class RecordedLanes(StreamLanes):
 
     Args:
         module: logs; made for the lanes' device.
-        watch: `fsdp2.torch_operators.AccessMode`, whatever it was told.
+        watch: see `Watch`.
     """
 
     def __init__(self, module: TracedModule, timeout_s: float, watch: Watch, abort: Any = None) -> None:

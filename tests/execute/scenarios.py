@@ -43,13 +43,15 @@ class Event:
 class Backward:
     """One backward: `told_last` come while the executor collects; `all_reduce` is the flag of all modules.
 
-    `raises_after`: it ends after so many events, and is followed by an abort.
+    `raises_after`: it ends after so many events, and is followed by an abort.  `is_wide`: its gradients come in float64, of
+    which the plan knows nothing.
     """
 
     events: tuple[Event, ...]
     told_last: tuple[Event, ...]
     all_reduce: bool
     raises_after: int | None = None
+    is_wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ def make(seed: int, schedules: Sequence[tuple[str, dict[str, int]]]) -> Scenario
         cut = len(events) if draw.random() < 0.6 else draw.randint(0, len(events))
         raises_after = draw.randint(0, cut) if i < num_backwards - 1 and draw.random() < 0.15 else None
         all_reduce = i == num_backwards - 1 or draw.random() < 0.4
-        backwards.append(Backward(tuple(events[:cut]), tuple(events[cut:]), all_reduce, raises_after))
+        is_wide = draw.random() < 0.3
+        backwards.append(Backward(tuple(events[:cut]), tuple(events[cut:]), all_reduce, raises_after, is_wide))
     return Scenario(schedule, tuple(params.items()), axes, tuple(backwards))
 
 
@@ -172,22 +175,25 @@ def sharing(groups: Groups) -> list[int]:
 def _run_backward(executor: Executor, units: list[ToyUnit], backward: Backward, rank: int, b: int) -> None:
     executor.begin()
     events = (*backward.events, *backward.told_last)
+
+    def complete(e: int, event: Event) -> None:
+        whole = {param: gradient(rank, b, e, event.module, param) for param in event.params}
+        if backward.is_wide:
+            whole = {param: of.double() for param, of in whole.items()}
+        executor.complete(event.module, units[event.module].gradients(whole))
+
     for e, event in enumerate(backward.events):
         if backward.raises_after == e:
             break
         executor.pre_backward(event.module)
-        executor.complete(event.module, units[event.module].gradients(_whole(rank, b, e, event)))
+        complete(e, event)
     if backward.raises_after is not None:
         executor.abort()
         return
     with executor.collecting():
         for e in range(len(backward.events), len(events)):
-            executor.complete(events[e].module, units[events[e].module].gradients(_whole(rank, b, e, events[e])))
+            complete(e, events[e])
     executor.root()
-
-
-def _whole(rank: int, b: int, e: int, event: Event) -> dict[int, torch.Tensor]:
-    return {param: gradient(rank, b, e, event.module, param) for param in event.params}
 
 
 def _compare(unit: ToyUnit, right: dict[int, torch.Tensor]) -> list[str]:

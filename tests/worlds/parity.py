@@ -12,7 +12,7 @@ from torch import nn
 import commplan
 from commplan.execute.report import BackwardReport
 from commplan.fsdp2 import Attachment, Options
-from commplan.language import library
+from commplan.language import library, resolve
 from tests.worlds import models
 from tests.worlds.lazy import LazyLanes, PoisonedMemory
 from tests.worlds.world import Rank
@@ -28,6 +28,20 @@ SCHEDULES: Final[Sequence[Schedule]] = (
 """The whole library, and the edges of its params."""
 
 LIBRARY: Final[Sequence[Schedule]] = SCHEDULES[: len(library.names())]
+HOLDING: Final = """
+version: 1
+name: holding
+summary: Gradients are kept for k modules past their hooks, and there is never more than one reduction beside them.
+params:
+  k: {default: 3, min: 1, max: 8}
+post_backward:
+  - RS_<n-k>: {after: compute_<n-k>}
+  - AR_<n-k>: {after: RS_<n-k>}
+  - apply_<n-k>: {after: AR_<n-k>}
+  - wait: apply_<n-k>
+"""
+"""A schedule under which gradients weigh most."""
+
 DIFFERENT: Final[Sequence[Schedule]] = (
     ("blocking", {}),
     ("bucketed_pipeline_depth2", {}),
@@ -191,7 +205,7 @@ def compare(
     expected = list(train(model, problem, here.rank, steps))
     assert any(g is not None for g in expected[0].values())
     for schedule, params in schedules:
-        label = " ".join((schedule, *(f"{k}={v}" for k, v in params.items())))
+        label = " ".join((resolve(schedule).name, *(f"{k}={v}" for k, v in params.items())))
         if makes_groups:
             restore(model, initial)
         else:

@@ -100,6 +100,21 @@ def test_lazy_lanes_where_modules_come_otherwise(worlds: Worlds, name: str, shap
     assert_reached(worlds.of(4).run(parity.compare, name=name, shape=shape, steps=steps, sharding=sharding, lazy=True))
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *((name, (2, 2)) for name in ("FN", "FN plain input", "FN reversed", "transformer", "huge module")),
+        ("equal blocks", (1, 4)),
+        ("transformer", (4,)),
+    ],
+)
+def test_lazy_lanes_where_gradients_are_held(worlds: Worlds, name: str, shape: tuple[int, ...]) -> None:
+    """Gradients that were accumulated without sync come in the reduce dtype, and take more than the plan counts."""
+    schedules = [(parity.HOLDING, {"k": k}) for k in (1, 3)]
+    arguments = {"name": name, "shape": shape, "sharding": {"bf16": True}, "schedules": schedules, "lazy": True}
+    assert_reached(worlds.of(4).run(parity.compare, steps=[parity.NO_SYNC, MIXED, parity.PLAIN], **arguments))
+
+
 def assert_reached(peaks: Sequence[dict[str, list[tuple[int, int]]]]) -> None:
     """Every backward of every rank takes as much memory as is declared for it."""
     for of_rank in peaks:
