@@ -16,6 +16,14 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where tests run in several processes: those that share worlds stay together, and those of one file."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            of_worlds = "worlds" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("worlds" if of_worlds else str(item.path)))
+
+
 @pytest.fixture(scope="session")
 def worlds() -> Iterator[Worlds]:
     """Processes that distributed cases run in; made when first asked for, ended with the session."""
