@@ -32,6 +32,9 @@ from tests.worlds import bound
 
 PRELOADED = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "commplan.fsdp2", __name__]
 
+MAX_THREADS = 72
+"""Every process group that gloo made has a thread that wakes a hundred times a second. A world with more is made anew."""
+
 CASE_TIMEOUT_S = float(os.environ.get("WORLD_TIMEOUT_S", "120"))
 
 
@@ -166,6 +169,12 @@ class World:
         """Whether another case can run."""
         return bool(self._processes) and all(p.is_alive() for p in self._processes)
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether its processes have so many threads that cases take longer for it."""
+        tasks = Path(f"/proc/{self._processes[0].pid}/task")
+        return tasks.exists() and len(list(tasks.iterdir())) > MAX_THREADS
+
     def close(self) -> None:
         """End the processes."""
         for pipe, process in zip(self._pipes, self._processes, strict=True):
@@ -186,16 +195,17 @@ class World:
 
 
 class Worlds:
-    """The worlds of a test session, by size; made when first asked for, and anew when one died."""
+    """The world of a test session: made when first asked for, and anew for another size, or when it died or is crowded."""
 
     def __init__(self) -> None:
-        self._worlds: dict[int, World] = {}
+        self._world: World | None = None
 
     def of(self, size: int) -> World:
         """A live world of `size` processes."""
-        world = self._worlds.get(size)
-        if world is None or not world.is_alive:
-            world = self._worlds[size] = World(size)
+        world = self._world
+        if world is None or world.size != size or not world.is_alive or world.is_crowded:
+            self.close()
+            world = self._world = World(size)
         return world
 
     @contextmanager
@@ -208,6 +218,7 @@ class Worlds:
             world.close()
 
     def close(self) -> None:
-        """End all of them."""
-        for world in self._worlds.values():
-            world.close()
+        """End it."""
+        if self._world is not None:
+            self._world.close()
+            self._world = None
