@@ -137,7 +137,8 @@ def other_constraints() -> list[str]:
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does."""
+    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, and that also where a shell has started this in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
 
