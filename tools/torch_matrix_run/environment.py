@@ -137,7 +137,7 @@ def other_constraints() -> list[str]:
 
 
 def end_on_signals() -> None:
-    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, and that also where a shell has started this in the background."""
+    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, which a shell lets what it starts in the background ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
