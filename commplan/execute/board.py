@@ -36,6 +36,7 @@ class Board:
         self.ranks = ranks
         self.timeout_s = 0.0
         self._number = 0
+        self._came_late = False
         self._posted: list[str] = []
         self._stale: list[str] = []
 
@@ -46,13 +47,20 @@ class Board:
     def begin(self, timeout_s: float) -> None:
         """Begin the next meeting: keys are new. `timeout_s` says how long to wait for a note.
 
-        Meetings that the others have given up without this rank are left out.
+        Who comes to a meeting that is decided is told what was decided there; the next time it leaves out all that are, and
+        is in step with whoever met without it.
         """
         self.timeout_s = timeout_s
         self._number += 1
         self._stale, self._posted = [*self._stale, *self._posted], []
-        while self._store.check([self._key(OUTCOME)]):
+        is_decided = self._is_decided()
+        while is_decided and self._came_late:
             self._number += 1
+            is_decided = self._is_decided()
+        self._came_late = is_decided
+
+    def _is_decided(self) -> bool:
+        return self._store.check([self._key(OUTCOME)])
 
     def clean(self) -> None:
         """Delete what this rank left in earlier meetings, since every rank has come to this one."""

@@ -43,6 +43,7 @@ def left_out(schedule: str) -> dict[str, mutants.Tally]:
     model: Any = models.shard(models.fk(3), here.mesh((1, 2)), bf16=True)
     with (
         patch.object(attach_module, "agree", lambda *_: "alone"),
+        patch.object(attach_module, "confirm"),
         commplan.attach(model, schedule, options=device.options) as attachment,
     ):
 

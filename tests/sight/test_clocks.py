@@ -170,12 +170,18 @@ def test_ranks_that_do_not_come_are_named_by_all(absent: int) -> None:
     )
 
 
-def test_after_a_call_that_not_all_ranks_made_the_next_one_works() -> None:
+def test_ranks_are_told_of_a_call_that_they_missed_and_are_in_step_at_the_next() -> None:
     store = HashStore()
     all_peers = [Peers(Board(lambda: store, "test", rank, range(4)), "a") for rank in range(4)]
     for _ in range(2):
         with pytest.raises(ExecutionError, match=r"rank\(s\) 1, 2, 3 did not call report"):
             all_peers[0].meet(backward(0, 0, begins(0)), 0.1)
+
+    def late(rank: int) -> None:
+        with pytest.raises(ExecutionError, match=r"rank\(s\) 1, 2, 3 did not call report"):
+            all_peers[rank].meet(backward(rank, 0, begins(rank)), 0.1)
+
+    on_threads(4, late)
     for _ in range(2):
         found = on_threads(4, lambda rank: all_peers[rank].meet(backward(rank, 0, begins(rank)), 60))
         assert all(arrivals.num_clocks == 1 for arrivals in found)
