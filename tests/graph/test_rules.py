@@ -78,7 +78,9 @@ SLIPS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "codes"), [slip for slips in SLIPS.values() for slip in slips], ids=lambda value: str(value)[:40]
+    ("name", "old", "new", "codes"),
+    [slip for slips in SLIPS.values() for slip in slips],
+    ids=lambda value: (value if isinstance(value, str) else " ".join(sorted(value)))[:40],
 )
 def test_a_slip_in_the_library_is_found_if_it_matters(name: str, old: str, new: str, codes: set[str]) -> None:
     text = library_text(name)
