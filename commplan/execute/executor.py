@@ -335,7 +335,7 @@ class Executor:
         """Open the hooks that come next as long as their modules are complete."""
         backward = self._current()
         while (hook := self._program.hooks[backward.cursor]).section is not Section.ROOT:
-            if hook.section is Section.POST_BACKWARD and hook.module not in backward.live:
+            if hook.section is Section.POST_BACKWARD and hook.n not in backward.live:
                 return
             self._open_through(backward.cursor)
 
