@@ -30,7 +30,6 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="WHAT")
     for name, bench in BENCHES.items():
         command = commands.add_parser(name, help=bench.told, description=bench.told)
-        command.add_argument("--schedule", default="pipelined_allreduce", choices=library.names(), metavar="NAME")
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
         bench.add_options(command)
     options = parser.parse_args(arguments)
@@ -60,13 +59,19 @@ def _milliseconds(text: str) -> tuple[float, ...]:
     return found
 
 
+def _schedule_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--schedule", default="pipelined_allreduce", choices=library.names(), metavar="NAME")
+
+
 def _compile_options(command: argparse.ArgumentParser) -> None:
+    _schedule_option(command)
     command.add_argument("--runs", type=int, default=7, help="runs of each, the median counts (%(default)s)")
     counts = ",".join(map(str, compiling.COUNTS))
     command.add_argument("--modules", type=_counts, default=compiling.COUNTS, help=f"two or more numbers of modules ({counts})")
 
 
 def _rank_checks_options(command: argparse.ArgumentParser) -> None:
+    _schedule_option(command)
     command.add_argument("--runs", type=int, default=20, help="backwards of each, the median counts (%(default)s)")
     command.add_argument("--modules", type=int, default=24, help="modules of 16 parameters (%(default)s)")
     command.add_argument(
