@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import commplan
+from bench_run.emulated import sleep_in_backward
 from commplan.fsdp2.attachment import RankChecks
 
 MESH: Final = (2, 2)
@@ -41,21 +42,6 @@ class Setting:
     runs: int
 
 
-class _Sleep(torch.autograd.Function):
-    """Takes its time in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, compute_ms: float) -> torch.Tensor:
-        ctx.compute_ms = compute_ms
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        if ctx.compute_ms:
-            time.sleep(ctx.compute_ms / 1e3)
-        return grad, None
-
-
 class _Block(nn.Module):
     def __init__(self, compute_ms: float) -> None:
         super().__init__()
@@ -65,7 +51,7 @@ class _Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for weight in self.weights:
             x = x * weight
-        return _Sleep.apply(x, self.compute_ms)
+        return sleep_in_backward(x, self.compute_ms / 1e3)
 
 
 def _model(setting: Setting, mesh: Any) -> nn.Module:

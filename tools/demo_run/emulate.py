@@ -1,12 +1,11 @@
 """The second part, emulated compute: backward sleeps where an accelerator would compute, so that two cores can show overlap.
 
-A sleeping process leaves its core to the collectives, as a GPU or an NPU leaves the host and the network to them.  How
-long a block sleeps is measured first: one and a half times what stock FSDP2 needs for the collectives of one block here.
+How long a block sleeps is measured first: one and a half times what stock FSDP2 needs for the collectives of one block
+here.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from statistics import median
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from bench_run.emulated import SleepingLinear
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -26,35 +26,9 @@ _COMPUTE_TO_COLLECTIVES = 1.5
 _SHORTEST_S, _LONGEST_S = 0.004, 0.15
 
 
-class _SleepInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
-        ctx.seconds = seconds
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        time.sleep(ctx.seconds)
-        return grad, None
-
-
-class SleepingBlock(nn.Module):
-    """A large weight and little arithmetic; its backward sleeps `seconds` before its gradients are complete."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.seconds = 0.0
-        self.linear = nn.Linear(dim, dim, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(batch, dim) -> the same shape."""
-        y: torch.Tensor = _SleepInBackward.apply(torch.tanh(self.linear(x)), self.seconds)  # type: ignore[no-untyped-call]
-        return x + y
-
-
 def _build(settings: Settings) -> nn.Sequential:
     torch.manual_seed(settings.seed)
-    return nn.Sequential(*(SleepingBlock(settings.emulated_dim) for _ in range(settings.emulated_blocks)))
+    return nn.Sequential(*(SleepingLinear(settings.emulated_dim) for _ in range(settings.emulated_blocks)))
 
 
 def _shard(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
@@ -91,7 +65,7 @@ def emulate(
     sleep_s = _calibrate(runs[0], x, settings.emulated_blocks)
     for run in (*runs, alone):
         for block in run.model.children():
-            assert isinstance(block, SleepingBlock)
+            assert isinstance(block, SleepingLinear)
             block.seconds = sleep_s
     for step in range(settings.emulated_steps):
         for run in in_turn([*runs, alone], step):

@@ -49,11 +49,18 @@ def run_workers(
     return result
 
 
-def watch(commands: Sequence[Sequence[str]], out: Path, on_event: Callable[[dict[str, Any]], None], silence_s: float) -> None:
-    """Run one process a command until all have ended; see `run_workers`."""
+def watch(
+    commands: Sequence[Sequence[str]],
+    out: Path,
+    on_event: Callable[[dict[str, Any]], None],
+    silence_s: float,
+    interface: str | None = None,
+) -> None:
+    """Run one process a command until all have ended; see `run_workers`. Gloo uses `interface`, by default the loopback's."""
+    environment = _environment(interface)
     with ExitStack() as stack:
         logs = [stack.enter_context((out / f"rank{rank}.log").open("w")) for rank in range(len(commands))]
-        workers = stack.enter_context(_children(commands, logs))
+        workers = stack.enter_context(_children(commands, logs, environment))
         lines: queue.Queue[str] = queue.Queue()
         assert workers[0].stdout is not None
         reader = threading.Thread(target=_pump, args=(workers[0].stdout, lines), daemon=True)
@@ -70,18 +77,34 @@ def watch(commands: Sequence[Sequence[str]], out: Path, on_event: Callable[[dict
         _raise_if_dead(workers, out)
 
 
-def _environment() -> dict[str, str]:
+def leave_with_parent() -> None:
+    """End this process, a worker, when its standard input closes: the parent is gone, and nobody reads the result."""
+
+    def wait() -> None:
+        # Not through sys.stdin: a thread inside its lock when the interpreter ends is a fatal error.
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _environment(interface: str | None) -> dict[str, str]:
     environment = dict(os.environ)
     paths = [str(TOOLS), str(TOOLS.parent), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     environment["OMP_NUM_THREADS"] = "1"
-    if Path("/sys/class/net/lo").exists():
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    if interface is None and Path("/sys/class/net/lo").exists():
+        interface = "lo"
+    if interface is not None:
+        environment["GLOO_SOCKET_IFNAME"] = interface
     return environment
 
 
 @contextmanager
-def _children(commands: Sequence[Sequence[str]], logs: Sequence[IO[str]]) -> Iterator[list[subprocess.Popen[str]]]:
+def _children(
+    commands: Sequence[Sequence[str]], logs: Sequence[IO[str]], environment: dict[str, str]
+) -> Iterator[list[subprocess.Popen[str]]]:
     """The processes, all over when the context closes. A worker ends by itself when its standard input closes."""
     workers: list[subprocess.Popen[str]] = []
     try:
@@ -93,7 +116,7 @@ def _children(commands: Sequence[Sequence[str]], logs: Sequence[IO[str]]) -> Ite
                     stdout=subprocess.PIPE if rank == 0 else log,
                     stderr=log,
                     text=True,
-                    env=_environment(),
+                    env=environment,
                 )
             )
         yield workers

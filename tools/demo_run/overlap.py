@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from bench_run.emulated import SleepingLinear
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -34,36 +35,8 @@ SLEEP_S: Final = 0.040
 NUM_BACKWARDS: Final = 15
 DEFAULT_OUT: Final = Path(__file__).resolve().parents[2] / "docs" / "overlap.svg"
 
-Slept = list[tuple[str, float, float]]
-"""(module, begin, end) of each emulated compute."""
-
-
-class _Sleep(torch.autograd.Function):
-    """Stands for the backward of a module on an accelerator; `slept` gets (label, begin, end)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, label: str, slept: Slept) -> torch.Tensor:
-        ctx.label, ctx.slept = label, slept
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        begin_s = time.perf_counter()
-        time.sleep(SLEEP_S)
-        ctx.slept.append((ctx.label, begin_s, time.perf_counter()))
-        return grad, None, None
-
-
-class _Module(nn.Module):
-    def __init__(self, number: int, slept: Slept) -> None:
-        super().__init__()
-        self.linear = nn.Linear(DIM, DIM, bias=False)
-        self.label = str(NUM_MODULES - 1 - number)
-        self.slept = slept
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = _Sleep.apply(torch.tanh(self.linear(x)), self.label, self.slept)  # type: ignore[no-untyped-call]
-        return x + y
+Span = tuple[str, str, str, float, float]
+"""Lane, kind, label, begin and end in `time.perf_counter` seconds."""
 
 
 class _TimedProbe(StockProbe):
@@ -81,19 +54,25 @@ class _TimedProbe(StockProbe):
             self.ran.append((lane, begin_s, time.perf_counter()))
 
 
-def _model(mesh: DeviceMesh) -> tuple[nn.Sequential, Slept]:
+def _model(mesh: DeviceMesh) -> nn.Sequential:
     torch.manual_seed(0)
-    slept: Slept = []
-    model = nn.Sequential(*(_Module(number, slept) for number in range(NUM_MODULES)))
+    model = nn.Sequential(*(SleepingLinear(DIM) for _ in range(NUM_MODULES)))
+    for block in model:
+        block.seconds = SLEEP_S
     for module in (*model, model):
         fully_shard(module, mesh=mesh, reshard_after_forward=False)
-    return model, slept
+    return model
 
 
-def _backwards(model: nn.Module, slept: Slept, x: torch.Tensor, run: Callable[[torch.Tensor], Timeline]) -> Timeline:
+def _computed(model: nn.Sequential) -> list[Span]:
+    """The emulated compute of the last backward; modules are numbered in the order of backward."""
+    slept = [block.slept[-1] for block in reversed(model)]
+    return [("compute", "compute", str(number), begin, end) for number, (begin, end) in enumerate(slept)]
+
+
+def _backwards(model: nn.Module, x: torch.Tensor, run: Callable[[torch.Tensor], Timeline]) -> Timeline:
     timelines = []
     for _ in range(NUM_BACKWARDS):
-        slept.clear()
         loss = model(x).square().mean()
         dist.barrier()
         timelines.append(run(loss))
@@ -101,13 +80,13 @@ def _backwards(model: nn.Module, slept: Slept, x: torch.Tensor, run: Callable[[t
     return sorted(timelines, key=lambda timeline: timeline.duration_s)[NUM_BACKWARDS // 2]
 
 
-def _timeline(title: str, begin_s: float, end_s: float, spans: Iterable[tuple[str, str, str, float, float]]) -> Timeline:
+def _timeline(title: str, begin_s: float, end_s: float, spans: Iterable[Span]) -> Timeline:
     bars = (Bar(lane, kind, label, begin - begin_s, end - begin_s) for lane, kind, label, begin, end in spans)
     return Timeline(title, end_s - begin_s, tuple(bars))
 
 
 def _run_stock(mesh: DeviceMesh, x: torch.Tensor) -> Timeline:
-    model, slept = _model(mesh)
+    model = _model(mesh)
 
     def run(loss: torch.Tensor) -> Timeline:
         begin_s = time.perf_counter()
@@ -115,18 +94,18 @@ def _run_stock(mesh: DeviceMesh, x: torch.Tensor) -> Timeline:
             loss.backward()
         end_s = time.perf_counter()
         seen: Counter[str] = Counter()
-        spans = [("compute", "compute", label, begin, end) for label, begin, end in slept]
+        spans = _computed(model)
         for lane, begin, end in probe.ran:
             spans.append((lane, lane, str(seen[lane]), begin, end))
             spans.append(("compute", WAIT, "", begin, end))
             seen[lane] += 1
         return _timeline("stock FSDP2 on CPU: every collective blocks", begin_s, end_s, spans)
 
-    return _backwards(model, slept, x, run)
+    return _backwards(model, x, run)
 
 
 def _run_schedule(mesh: DeviceMesh, x: torch.Tensor) -> Timeline:
-    model, slept = _model(mesh)
+    model = _model(mesh)
     with commplan.attach(model, SCHEDULE) as attachment:
 
         def run(loss: torch.Tensor) -> Timeline:
@@ -135,12 +114,12 @@ def _run_schedule(mesh: DeviceMesh, x: torch.Tensor) -> Timeline:
             end_s = time.perf_counter()
             report = attachment.last_backward
             assert report is not None
-            spans = [("compute", "compute", label, begin, end) for label, begin, end in slept]
+            spans = _computed(model)
             spans += [(op.lane, op.lane, op.op.partition("_")[2], op.begin_s, op.end_s) for op in report.ops]
             spans += [("compute", WAIT, "", wait.begin_s, wait.end_s) for wait in report.compute_waits]
             return _timeline(f"commplan, {SCHEDULE}", begin_s, end_s, spans)
 
-        return _backwards(model, slept, x, run)
+        return _backwards(model, x, run)
 
 
 def _worker(rank: int, folder: str, out: str) -> None:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import sys
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,20 +17,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from demo_run.emulate import emulate
+from demo_run.launch import leave_with_parent
 from demo_run.settings import Settings
 from demo_run.train import train
-
-
-def _leave_with_parent() -> None:
-    """End this process when its standard input closes: the parent is gone, and nobody reads the result."""
-
-    def watch() -> None:
-        # Not through sys.stdin: a thread inside its lock when the interpreter ends is a fatal error.
-        while os.read(0, 1):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _gather(local: Any, rank: int, world_size: int) -> list[Any]:
@@ -44,7 +31,7 @@ def _gather(local: Any, rank: int, world_size: int) -> list[Any]:
 def main(settings_path: str, rank_text: str, store_path: str, result_path: str) -> None:
     """Join the others through the file `store_path`, run both parts, and leave."""
     settings, rank = Settings.load(Path(settings_path)), int(rank_text)
-    _leave_with_parent()
+    leave_with_parent()
     torch.set_num_threads(1)
 
     def tell(event: dict[str, Any]) -> None:
