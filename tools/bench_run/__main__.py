@@ -10,22 +10,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench_run import compiling
+from demo_run.launch import WorkerError
+
+from bench_run import compiling, twohost, twohost_figures
+from bench_run.refusal import RefusedError
 from commplan.language import library
+
+
+def _no_problems(figures: Any) -> list[str]:
+    return []
 
 
 @dataclass(frozen=True)
 class Bench:
-    """One measurement: its options, how it is done, and how its figures (plain data) are shown."""
+    """One measurement: its options, how it is done, how its figures (plain data) are shown, and what must not be in them."""
 
     told: str
     add_options: Callable[[argparse.ArgumentParser], None]
     measure: Callable[[argparse.Namespace], Any]
     shown: Callable[[Any], list[str]]
+    problems: Callable[[Any], list[str]] = _no_problems
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and print; the exit status."""
+    """Measure and print; the exit status: 0, 1 where something went wrong, 2 where it can't be measured here."""
     parser = argparse.ArgumentParser(prog="tools/bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="WHAT")
     for name, bench in BENCHES.items():
@@ -36,12 +44,25 @@ def main(arguments: list[str] | None = None) -> int:
     if options.runs < 1:
         parser.error("--runs must be at least 1")
     bench = BENCHES[options.command]
-    figures = bench.measure(options)
+    try:
+        figures = bench.measure(options)
+    except RefusedError as refused:
+        return _fail(options.command, str(refused), 2)
+    except WorkerError as error:
+        return _fail(options.command, str(error), 1)
+    except KeyboardInterrupt:
+        return _fail(options.command, "interrupted; nothing was left running", 130)
     print("\n".join(bench.shown(figures)))
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
-    return 0
+    wrong = bench.problems(figures)
+    return _fail(options.command, "; ".join(wrong), 1) if wrong else 0
+
+
+def _fail(command: str, line: str, status: int) -> int:
+    print(f"tools/bench {command}: {line}", file=sys.stderr)
+    return status
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -108,6 +129,13 @@ BENCHES = {
         _rank_checks_options,
         _measure_rank_checks,
         _show_rank_checks,
+    ),
+    "twohost": Bench(
+        "backward on two hosts with a slow link between them (needs root): stock FSDP2, every schedule, and the limit",
+        twohost.add_options,
+        twohost.measure,
+        twohost_figures.shown,
+        twohost_figures.problems,
     ),
 }
 

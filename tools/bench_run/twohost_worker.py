@@ -1,0 +1,169 @@
+"""One of four ranks on two hosts: `python -m bench_run.twohost_worker WORK.json RANK STORE RESULT.json`.
+
+Everything that is compared is alive at once, and measured in turn. Rank 0 writes a JSON object a line to standard output
+as it goes, and what all ranks saw to the result file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from demo_run.launch import leave_with_parent
+from demo_run.model import Block
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import commplan
+from bench_run import twohost_work as work_
+from bench_run.emulated import SleepingLinear
+from bench_run.twohost_measured import BackToBack, Backward, Measured, Reference, measure
+from bench_run.twohost_work import Work, best_schedules
+from commplan.errors import CommplanError
+
+Tell = Callable[[dict[str, Any]], None]
+
+# A transformer's block of 2.08 M parameters, and as many tokens as keep two cores busy for some 100 ms.
+_REAL_DIM, _REAL_HEADS, _REAL_TOKENS = 416, 4, (4, 128)
+
+
+def _build(work: Work, setting: str) -> nn.Sequential:
+    """The model of one copy, equal on every rank and at every call."""
+    torch.manual_seed(0)
+    if setting == work_.REAL:
+        return nn.Sequential(*(Block(_REAL_DIM, _REAL_HEADS) for _ in range(work.num_modules)))
+    return nn.Sequential(*(SleepingLinear(work.dim) for _ in range(work.num_modules)))
+
+
+def _input(work: Work, setting: str, rank: int) -> torch.Tensor:
+    shape = (*_REAL_TOKENS, _REAL_DIM) if setting == work_.REAL else (1, work.dim)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(rank)).requires_grad_()
+
+
+def _shard(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
+    for block in model:
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    return fully_shard(model, mesh=mesh)
+
+
+class _Field:
+    """The contenders of one kind of model."""
+
+    def __init__(self, work: Work, kind: str, names: Sequence[str], mesh: DeviceMesh, stack: ExitStack, tell: Tell) -> None:
+        self.left_out: dict[str, str] = {}
+        x, reference = _input(work, kind, dist.get_rank()), Reference()
+        options = commplan.Options(timeout_s=work.timeout_s)
+
+        def sharded() -> nn.Sequential:
+            return _shard(_build(work, kind), mesh)
+
+        self.backwards = [Backward(name, sharded(), x, reference) for name in (work_.NATIVE, work_.NATIVE_ASYNC)]
+        self.backwards[1].model._set_unshard_async_op(True)
+        for name in names:
+            tell({"attach": name})
+            model = sharded()
+            try:
+                attachment = stack.enter_context(commplan.attach(model, name, options=options))
+            except CommplanError as error:
+                self.left_out[name] = f"{type(error).__name__}: {error}"
+                continue
+            self.backwards.append(Backward(name, model, x, reference, attachment))
+        alone = _build(work, kind)
+        self.module_numel = sum(p.numel() for p in alone[0].parameters())
+        self.backwards.append(Backward(work_.COMPUTE, alone, x))
+        self.collectives = _collectives(work.num_modules, self.module_numel, mesh)
+
+    def measured(self, schedules: Sequence[str]) -> list[Measured]:
+        """Stock FSDP2, `schedules`, and everything alone."""
+        names = {*work_.NOT_SCHEDULES, *schedules}
+        return [*(one for one in self.backwards if one.name in names), *self.collectives]
+
+    def set_compute(self, setting: str) -> None:
+        """Let the backward of each module sleep as long as `setting` says."""
+        for one in self.backwards:
+            for block in one.model:
+                if isinstance(block, SleepingLinear):
+                    block.seconds = float(setting) / 1e3
+
+
+def _collectives(num_modules: int, numel: int, mesh: DeviceMesh) -> list[Measured]:
+    """Each kind alone, of every module, on the groups that stock FSDP2 uses. Values don't matter."""
+    shard, replicate = mesh.get_group("shard"), mesh.get_group("replicate")
+    # FSDP2 pads a parameter to a multiple of the ranks that share it.
+    numel += -numel % shard.size()
+    whole = torch.zeros(num_modules, numel)
+    part = torch.zeros(num_modules, numel // shard.size())
+
+    # New names in torch 2.13.
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+    def reduce_scatter(n: int) -> dist.Work:
+        return scatter(part[n], whole[n], group=shard, async_op=True)
+
+    def all_reduce(n: int) -> dist.Work:
+        return dist.all_reduce(part[n], group=replicate, async_op=True)
+
+    def all_gather(n: int) -> dist.Work:
+        return gather(whole[n], part[n], group=shard, async_op=True)
+
+    kinds = {work_.REDUCE_SCATTERS: reduce_scatter, work_.ALL_REDUCES: all_reduce, work_.ALL_GATHERS: all_gather}
+    return [BackToBack(name, issue, num_modules) for name, issue in kinds.items()]
+
+
+def _run(work: Work, mesh: DeviceMesh, tell: Tell) -> dict[str, Any]:
+    """Every setting in turn; what all ranks saw."""
+    settings: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    names: Sequence[str] = work.schedules
+    field: _Field | None = None
+    stack = ExitStack()
+    with stack:
+        for setting in work.settings:
+            if field is None or setting == work_.REAL:
+                stack.close()
+                field = None
+                field = _Field(work, setting, names, mesh, stack, tell)
+                left_out |= field.left_out
+            field.set_compute(setting)
+            names = [name for name in names if name not in left_out]
+            measured = field.measured(names)
+            settings[setting] = measure(
+                measured, work.rounds, lambda event, setting=setting: tell({"setting": setting, **event})
+            )
+            settings[setting]["module_numel"] = field.module_numel
+            names = best_schedules(settings[setting]["times_s"])[: work_.NUM_BEST] if len(names) > work_.NUM_BEST else names
+    return {"settings": settings, "left_out": left_out, "torch": torch.__version__}
+
+
+def main(work_path: str, rank_text: str, store_path: str, result_path: str) -> None:
+    """Join the others through the file `store_path`, measure, and leave."""
+    work, rank = Work.load(Path(work_path)), int(rank_text)
+    leave_with_parent()
+    torch.set_num_threads(1)
+
+    def tell(event: dict[str, Any]) -> None:
+        if rank == 0:
+            print(json.dumps(event), flush=True)
+
+    store = dist.FileStore(store_path, work_.WORLD_SIZE)
+    timeout = timedelta(seconds=work.timeout_s)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=work_.WORLD_SIZE, timeout=timeout)
+    mesh = init_device_mesh("cpu", work_.MESH, mesh_dim_names=("replicate", "shard"))
+    result = _run(work, mesh, tell)
+    if rank == 0:
+        Path(result_path).write_text(json.dumps(result), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
