@@ -12,7 +12,7 @@ from typing import Any
 
 from demo_run.launch import WorkerError
 
-from bench_run import compiling, twohost, twohost_figures
+from bench_run import compiling, host, twohost, twohost_figures
 from bench_run.refusal import RefusedError
 from commplan.language import library
 
@@ -136,6 +136,12 @@ BENCHES = {
         twohost.measure,
         twohost_figures.shown,
         twohost_figures.problems,
+    ),
+    "host": Bench(
+        "what the host pays in backward: microseconds a module, stock FSDP2 against a schedule, on a fake process group",
+        host.add_options,
+        host.measure,
+        host.shown,
     ),
 }
 

@@ -1,0 +1,87 @@
+"""tools/bench host: what it reports, and the fake ranks that it trains with. Nothing here is timed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+import commplan
+from commplan.errors import RankMismatchError
+from commplan.language import library
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+from bench_run import __main__ as bench
+from bench_run import fake_ranks, host
+
+SETTING = host.Setting("overlapped_allreduce", 200, (50, 800), 3)
+
+
+def test_figures_of_the_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "figures.json"
+    assert bench.main(["host", "--modules", "3", "--growth", "2", "--runs", "2", "--json", str(out)]) == 0
+    assert not dist.is_initialized()
+    figures = json.loads(out.read_text())
+    assert (figures["modules"], figures["parameters"], figures["schedule"]) == (3, 9, "overlapped_allreduce")
+    had = ["plain", "native", "commplan", "commplan_streams"]
+    if host.PREFETCH_SCHEDULE in library.names():
+        assert figures["left_out"] == {}
+        had += ["commplan_prefetch", "commplan_prefetch_streams"]
+    assert all(figures[f"{name}_us"] > 0 for name in had)
+    assert list(figures["us_by_modules"]) == ["2", "3"]
+    assert 0 < figures["thread_us"]["plain"] < figures["thread_us"]["native"]
+    shown = capsys.readouterr().out
+    assert "overlapped_allreduce, streams" in shown
+    assert f"{figures['native_us']:.0f}" in shown
+
+
+def times(us: float, count: int) -> host.Times:
+    """Three backwards of which the middle one takes so many microseconds a module; the thread is busy for half of it."""
+    taken_s = us * count / 1e6
+    return host.Times([taken_s * 7, taken_s, 0.0], [taken_s / 2] * 3)
+
+
+def test_ratios_and_growth_are_of_medians() -> None:
+    us = {"plain": 100.0, "native": 500.0, "commplan": 450.0, "commplan_prefetch": 400.0}
+    measured = {(count, name): times(of_module, count) for count in SETTING.counts for name, of_module in us.items()}
+    measured[800, "plain"] = times(1600.0, 800)
+    figures = host.figures(SETTING, measured, {"x": "not in the library"})
+    assert {name: figures[f"{name}_us"] for name in us} == pytest.approx(us)
+    assert figures["ratio_native"] == pytest.approx(0.8)
+    assert figures["ratios"]["commplan"] == pytest.approx(0.9)
+    assert figures["thread_us"]["native"] == pytest.approx(250)
+    assert figures["exponents"]["native"] == pytest.approx(1)
+    assert figures["exponents"]["plain"] == pytest.approx(2)
+    assert figures["commplan_streams_us"] is None
+    shown = "\n".join(host.shown(figures))
+    assert "N^2.00" in shown
+    assert "left out: x: not in the library" in shown
+
+
+def test_without_prefetch_the_ratio_is_of_what_there_is() -> None:
+    measured = {(count, name): times(500.0, count) for count in SETTING.counts for name in ("plain", "native", "commplan")}
+    assert host.figures(SETTING, measured, {})["ratio_native"] == pytest.approx(1)
+
+
+def test_absent_ranks_take_part_in_whatever_ranks_agree_on() -> None:
+    options = commplan.Options(timeout_s=5.0)
+    with fake_ranks.fake_world(6) as store:
+        model = fake_ranks.make_model(2, fake_ranks.mesh_of(3, 2))
+        for _ in range(2):
+            with commplan.attach(model, "overlapped_allreduce", options=options, rank_checks="always") as attachment:
+                fake_ranks.loss_of(model).backward()
+                assert attachment.last_backward is not None
+        assert store.num_requests > 2 * 6
+        # A rank that is there and differs is found all the same.
+        echo = store.get
+
+        def differs(key: str) -> bytes:
+            return b"{}" if key.endswith("/4") else echo(key)
+
+        store.get = differs  # type: ignore[method-assign]
+        with pytest.raises(RankMismatchError, match=r"rank\(s\) 4"):
+            commplan.attach(model, "overlapped_allreduce", options=options)

@@ -1,0 +1,119 @@
+"""Backwards of `tools/bench host`, on a fake process group."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+import commplan
+from bench_run import fake_ranks
+from bench_run.host import MESH, PREFETCH_SCHEDULE, Setting, Times
+from commplan.errors import CommplanError
+from commplan.language import library
+
+WARM_UPS: Final = 2
+TIMEOUT_S: Final = 60.0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train; without a schedule FSDP2 alone, and without shards not even that."""
+
+    is_sharded: bool = True
+    schedule: str | None = None
+    options: commplan.Options | None = None
+
+
+def variants(schedule: str) -> dict[str, Variant]:
+    """By the name of their figures, see `bench_run.host.TOLD`."""
+    workers = commplan.Options(timeout_s=TIMEOUT_S)
+    streams = commplan.Options(timeout_s=TIMEOUT_S, make_lanes=fake_ranks.free_streams)
+    return {
+        "plain": Variant(is_sharded=False),
+        "native": Variant(),
+        "commplan": Variant(schedule=schedule, options=workers),
+        "commplan_prefetch": Variant(schedule=PREFETCH_SCHEDULE, options=workers),
+        "commplan_streams": Variant(schedule=schedule, options=streams),
+        "commplan_prefetch_streams": Variant(schedule=PREFETCH_SCHEDULE, options=streams),
+    }
+
+
+def take_turns(setting: Setting) -> tuple[dict[tuple[int, str], Times], dict[str, str]]:
+    """Backwards of all variants in turn.
+
+    Returns:
+        Times by number of modules and name, and the schedules that could not be attached, with the reasons.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    left_out: dict[str, str] = {}
+    try:
+        with fake_ranks.fake_world(math.prod(MESH)), contextlib.ExitStack() as attachments:
+            mesh = fake_ranks.mesh_of(*MESH)
+            models = {
+                (count, name): model
+                for count in setting.counts
+                for name, variant in variants(setting.schedule).items()
+                if (model := ready(variant, count, mesh, attachments, left_out)) is not None
+            }
+            with _settled_memory():
+                return _times(models, setting.runs), left_out
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def ready(
+    variant: Variant, count: int, mesh: DeviceMesh, attachments: contextlib.ExitStack, left_out: dict[str, str]
+) -> nn.Module | None:
+    """A model to train, which `attachments` detaches; None, and the reason in `left_out`, if its schedule can't be attached."""
+    schedule = variant.schedule
+    if schedule in left_out:
+        return None
+    if schedule is not None and schedule not in library.names():
+        left_out[schedule] = "not in the library"
+        return None
+    model = fake_ranks.make_model(count, mesh if variant.is_sharded else None)
+    if schedule is not None:
+        try:
+            attachments.enter_context(commplan.attach(model, schedule, options=variant.options))
+        except CommplanError as error:
+            left_out[schedule] = str(error)
+            return None
+    return model
+
+
+@contextlib.contextmanager
+def _settled_memory() -> Iterator[None]:
+    """Inside, Python's collector leaves alone what is there already: no model pays for the others."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _times(models: Mapping[tuple[int, str], nn.Module], runs: int) -> dict[tuple[int, str], Times]:
+    times = {key: Times([], []) for key in models}
+    there = list(models.items())
+    for turn in range(-WARM_UPS, runs):
+        # To and fro, so that none always comes behind the same other one.
+        for key, model in there if turn % 2 else reversed(there):
+            loss = fake_ranks.loss_of(model)
+            began_thread_s, began_s = time.thread_time(), time.perf_counter()
+            loss.backward()
+            taken_s, busy_s = time.perf_counter() - began_s, time.thread_time() - began_thread_s
+            model.zero_grad()
+            if turn >= 0:
+                times[key].wall_s.append(taken_s)
+                times[key].thread_s.append(busy_s)
+    return times
