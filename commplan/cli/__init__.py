@@ -1,6 +1,7 @@
-"""The command line: `commplan list`, `check`, `plan`, `diff`, `explain`, `new` and `schema`.
+"""The command line: `commplan list`, `check`, `plan`, `diff`, `explain`, `new`, `schema` and `bench`.
 
-Exit codes: 0 no errors, 1 errors found (`diff`: a difference), 2 wrong usage, an unreadable file or a fault of commplan itself.
+Exit codes: 0 no errors, 1 errors found (`diff`: a difference; `bench`: not all was measured), 2 wrong usage, an unreadable
+file or a fault of commplan itself.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import Final
 
 EXIT_UNUSABLE: Final = 2
 DEBUG_VARIABLE: Final = "COMMPLAN_DEBUG"
+
+PYTHONS_GC_THRESHOLD: Final = gc.get_threshold()
+"""How often Python looks for cycles unless it is told otherwise."""
 
 YOUNG_OBJECTS: Final = 100_000
 """A process of one command keeps most of what it makes to its end: to look for cycles among it as often as Python does takes
