@@ -6,20 +6,17 @@ import argparse
 import json
 import os
 import platform
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from demo_run.launch import watch
 
 from bench_run import twohost_work as work_
 from bench_run.twohost_figures import figures
-from bench_run.twohost_network import INTERFACE, Host, congestion_control, refuse_if_impossible, two_hosts
+from bench_run.twohost_network import INTERFACE, Host, congestion_control, ended_by_signals, refuse_if_impossible, two_hosts
 from bench_run.twohost_work import Work
 from commplan.language import library
 
@@ -93,7 +90,7 @@ def measure_work(work: Work, rate_mbit: float, logs: Path) -> dict[str, Any]:
     """
     refuse_if_impossible()
     logs.mkdir(parents=True, exist_ok=True)
-    with _ended_by_signals(), tempfile.TemporaryDirectory() as folder, two_hosts(rate_mbit) as hosts:
+    with ended_by_signals(), tempfile.TemporaryDirectory() as folder, two_hosts(rate_mbit) as hosts:
         work_path, result_path = Path(folder, "work.json"), Path(folder, "result.json")
         work.save(work_path)
         commands = []
@@ -132,18 +129,3 @@ def _told(event: Mapping[str, Any]) -> None:
     elif "round" in event:
         what = f"round {event['round']} of {event['of']}" if event["round"] else "warm-up"
         print(f"{event['setting']}: {what}", file=sys.stderr)
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP end the program as an exception does, so that it leaves nothing behind."""
-
-    def end(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

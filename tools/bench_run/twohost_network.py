@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from types import FrameType
+from typing import Any, Final, NoReturn
 
 from bench_run.refusal import RefusedError
 
@@ -101,6 +102,21 @@ def congestion_control(host: Host) -> str:
 
 
 @contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP end the program as an exception does, so that it leaves nothing behind."""
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def _namespace() -> Iterator[int]:
     """A process in a network namespace of its own."""
     command = ["unshare", "--net", "sh", "-c", "echo made; exec cat >/dev/null"]
@@ -114,18 +130,6 @@ def _namespace() -> Iterator[int]:
             yield keeper.pid
         finally:
             keeper.kill()
-
-
-def namespaces_in_use() -> frozenset[str]:
-    """The network namespaces in which processes of this machine are, as the kernel names them: "net:[4026531840]"."""
-    found = set()
-    for link in Path("/proc").glob("[0-9]*/ns/net"):
-        try:
-            found.add(os.readlink(link))
-        except OSError:
-            # It ended meanwhile.
-            continue
-    return frozenset(found)
 
 
 def _run(command: Sequence[str]) -> str:

@@ -35,10 +35,8 @@ Tell = Callable[[dict[str, Any]], None]
 _REAL_DIM, _REAL_HEADS, _REAL_TOKENS = 416, 4, (4, 128)
 
 
-def _build(work: Work, setting: str) -> nn.Sequential:
-    """The model of one copy, equal on every rank and at every call."""
-    torch.manual_seed(0)
-    if setting == work_.REAL:
+def _build(work: Work, kind: str) -> nn.Sequential:
+    if kind == work_.REAL:
         return nn.Sequential(*(Block(_REAL_DIM, _REAL_HEADS) for _ in range(work.num_modules)))
     return nn.Sequential(*(SleepingLinear(work.dim) for _ in range(work.num_modules)))
 
@@ -48,10 +46,21 @@ def _input(work: Work, setting: str, rank: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(rank)).requires_grad_()
 
 
-def _shard(model: nn.Sequential, mesh: DeviceMesh) -> nn.Sequential:
+def _sharded(work: Work, kind: str, mesh: DeviceMesh) -> nn.Sequential:
+    """A model whose weights are equal at every call. No rank ever holds a whole one: many models are alive at once."""
+    with torch.device("meta"):
+        model = _build(work, kind)
     for block in model:
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(mesh.get_local_rank("shard"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Uniform, of the width of a linear layer's.
+            width = parameter.shape[-1] ** -0.5
+            parameter.to_local().uniform_(-width, width, generator=generator)
+    return model
 
 
 class _Field:
@@ -63,7 +72,7 @@ class _Field:
         options = commplan.Options(timeout_s=work.timeout_s)
 
         def sharded() -> nn.Sequential:
-            return _shard(_build(work, kind), mesh)
+            return _sharded(work, kind, mesh)
 
         self.backwards = [Backward(name, sharded(), x, reference) for name in (work_.NATIVE, work_.NATIVE_ASYNC)]
         self.backwards[1].model._set_unshard_async_op(True)
