@@ -1,4 +1,4 @@
-"""tools/bench host: what it reports, and the fake ranks that it trains with. Nothing here is timed."""
+"""tools/bench host and scale: what they report, and the fake ranks that they train with. Nothing here is timed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commplan.language import library
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 from bench_run import __main__ as bench
-from bench_run import fake_ranks, host
+from bench_run import fake_ranks, host, scale
 
 SETTING = host.Setting("overlapped_allreduce", 200, (50, 800), 3)
 
@@ -75,7 +75,7 @@ def test_absent_ranks_take_part_in_whatever_ranks_agree_on() -> None:
             with commplan.attach(model, "overlapped_allreduce", options=options, rank_checks="always") as attachment:
                 fake_ranks.loss_of(model).backward()
                 assert attachment.last_backward is not None
-        assert store.num_requests > 2 * 6
+        assert store.requests.notes_read == 2 * 2 * 6
         # A rank that is there and differs is found all the same.
         echo = store.get
 
@@ -85,3 +85,41 @@ def test_absent_ranks_take_part_in_whatever_ranks_agree_on() -> None:
         store.get = differs  # type: ignore[method-assign]
         with pytest.raises(RankMismatchError, match=r"rank\(s\) 4"):
             commplan.attach(model, "overlapped_allreduce", options=options)
+
+
+def test_figures_of_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "in_own_process", scale.measure_point)
+    out = tmp_path / "figures.json"
+    assert bench.main(["scale", "--modules", "2,4", "--ranks", "4,16", "--runs", "1", "--json", str(out)]) == 0
+    figures = json.loads(out.read_text())
+    assert [(p["modules"], p["ranks"], p["mesh"]) for p in figures["points"]] == [
+        (2, 4, [2, 2]),
+        (4, 4, [2, 2]),
+        (2, 16, [2, 8]),
+        (4, 16, [2, 8]),
+    ]
+    for point in figures["points"]:
+        assert all(point[name] > 0 for name in scale.FIGURES if name != "rss_bytes")
+        assert point["plan_bytes"] < point["attachment_bytes"]
+        # It reads what all have, and that all are ready.
+        assert point["num_requests_last"] == point["num_requests"] + 2 * point["ranks"]
+    few, many = figures["points"][0], figures["points"][1]
+    assert 2 ** figures["exponents_of_modules"]["plan_bytes"] == pytest.approx(many["plan_bytes"] / few["plan_bytes"])
+    assert "a fake process group" in capsys.readouterr().out
+
+
+def test_a_point_comes_from_a_process_of_its_own() -> None:
+    assert scale.in_own_process("overlapped_allreduce", 2, 4, 1)["ranks"] == 4
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(("ranks", "shape"), [(4, (2, 2)), (6, (2, 3)), (16, (2, 8)), (4096, (512, 8))])
+def test_a_replica_is_a_host(ranks: int, shape: tuple[int, int]) -> None:
+    assert scale.mesh_shape(ranks) == shape
+
+
+@pytest.mark.parametrize("ranks", ["4", "2,4", "4,20"])
+def test_ranks_that_make_no_mesh_are_refused(ranks: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(["scale", "--ranks", ranks])
+    assert "--ranks" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from typing import Any
 
 from demo_run.launch import WorkerError
 
-from bench_run import compiling, host, twohost, twohost_figures
+from bench_run import compiling, host, scale, twohost, twohost_figures
 from bench_run.refusal import RefusedError
 from commplan.language import library
 
@@ -142,6 +142,12 @@ BENCHES = {
         host.add_options,
         host.measure,
         host.shown,
+    ),
+    "scale": Bench(
+        "time and memory of a plan as modules and ranks grow, on a fake process group",
+        scale.add_options,
+        scale.measure,
+        scale.shown,
     ),
 }
 

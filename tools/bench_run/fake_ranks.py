@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 from unittest.mock import patch
@@ -29,39 +30,46 @@ NUM_LINEAR: Final = 4
 _OF_A_RANK = re.compile(r"/\d+$")
 
 
+@dataclass(frozen=True)
+class Requests:
+    """What was asked of a store: how often, how often for the note of some rank, and bytes of keys and values."""
+
+    number: int = 0
+    notes_read: int = 0
+    moved_bytes: int = 0
+
+    def __add__(self, other: Requests) -> Requests:
+        return Requests(self.number + other.number, self.notes_read + other.notes_read, self.moved_bytes + other.moved_bytes)
+
+    def __sub__(self, other: Requests) -> Requests:
+        return self + Requests(-other.number, -other.notes_read, -other.moved_bytes)
+
+
 class EchoStore(dist.Store):
     """A store in which every absent rank has left the note that this one left, and has arrived wherever this one has.
 
     So this rank is the last to come to each meeting, and does what the last one does.
 
     Attributes:
-        num_requests: of this rank, so far.
-        sent_bytes, received_bytes: keys and values of these.
+        requests: those of this rank, so far.
     """
 
     def __init__(self, num_ranks: int) -> None:
         super().__init__()
         self._notes = dist.HashStore()
         self._num_ranks = num_ranks
-        self.num_requests = 0
-        self.sent_bytes = 0
-        self.received_bytes = 0
+        self.requests = Requests()
 
     def set(self, key: str, value: str | bytes) -> None:
         """See `dist.Store`."""
-        self._count(key, sent_bytes=len(value))
+        self._count(key, value)
         self._notes.set(key, value)
 
     def get(self, key: str) -> bytes:
         """See `dist.Store`."""
         value = self._notes.get(_OF_A_RANK.sub(f"/{RANK}", key))
-        self._count(key, received_bytes=len(value))
+        self._count(key, value, notes_read=1 if _OF_A_RANK.search(key) else 0)
         return value
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """See `dist.Store`."""
-        self.num_requests -= len(keys) - 1
-        return [self.get(key) for key in keys]
 
     def add(self, key: str, amount: int) -> int:
         """See `dist.Store`."""
@@ -80,30 +88,31 @@ class EchoStore(dist.Store):
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """See `dist.Store`."""
-        self._count(key, sent_bytes=len(desired))
+        self._count(key, desired)
         return self._notes.compare_set(key, expected, desired)
 
     def clone(self) -> EchoStore:
         """See `dist.Store`."""
         return self
 
-    def _count(self, key: str, sent_bytes: int = 0, received_bytes: int = 0) -> None:
-        self.num_requests += 1
-        self.sent_bytes += len(key) + sent_bytes
-        self.received_bytes += received_bytes
+    def _count(self, key: str, value: str | bytes = "", notes_read: int = 0) -> None:
+        self.requests += Requests(1, notes_read, len(key) + len(value))
 
 
 @contextlib.contextmanager
 def fake_world(num_ranks: int) -> Iterator[EchoStore]:
-    """Inside, this process is rank 0 of a job of `num_ranks`; `attach` works as in a real one."""
+    """Inside, this process is rank 0 of a job of `num_ranks`, on one thread of torch; `attach` works as in a real one."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     store = EchoStore(num_ranks)
     dist.init_process_group("fake", store=store, rank=RANK, world_size=num_ranks)
     try:
-        # Groups that a mesh does not ask for (gloo's, to compare ranks) would wait for the absent.
+        # Groups that no mesh asks for (gloo's, to compare ranks) would wait for the absent.
         with patch.object(torch_private, "new_group", _new_fake_group):
             yield store
     finally:
         dist.destroy_process_group()
+        torch.set_num_threads(num_threads)
 
 
 _new_group = torch_private.new_group

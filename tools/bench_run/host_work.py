@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -53,22 +52,17 @@ def take_turns(setting: Setting) -> tuple[dict[tuple[int, str], Times], dict[str
     Returns:
         Times by number of modules and name, and the schedules that could not be attached, with the reasons.
     """
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     left_out: dict[str, str] = {}
-    try:
-        with fake_ranks.fake_world(math.prod(MESH)), contextlib.ExitStack() as attachments:
-            mesh = fake_ranks.mesh_of(*MESH)
-            models = {
-                (count, name): model
-                for count in setting.counts
-                for name, variant in variants(setting.schedule).items()
-                if (model := ready(variant, count, mesh, attachments, left_out)) is not None
-            }
-            with _settled_memory():
-                return _times(models, setting.runs), left_out
-    finally:
-        torch.set_num_threads(num_threads)
+    with fake_ranks.fake_world(math.prod(MESH)), contextlib.ExitStack() as attachments:
+        mesh = fake_ranks.mesh_of(*MESH)
+        models = {
+            (count, name): model
+            for count in setting.counts
+            for name, variant in variants(setting.schedule).items()
+            if (model := ready(variant, count, mesh, attachments, left_out)) is not None
+        }
+        with _settled_memory():
+            return _times(models, setting.runs), left_out
 
 
 def ready(
