@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
@@ -31,9 +31,8 @@ class Alone:
         Compute in a row needs the first all-gather before it; behind it the last module's reduce-scatter and all-reduce.
         All-reduces in a row begin behind the first module's all-gather, compute and reduce-scatter.
         """
-        compute_s, rs_s, ar_s, ag_s = (
-            of_all / self.num_modules for of_all in (self.compute_s, self.rs_s, self.ar_s, self.ag_s)
-        )
+        of_all = (self.compute_s, self.rs_s, self.ar_s, self.ag_s)
+        compute_s, rs_s, ar_s, ag_s = (each_s / self.num_modules for each_s in of_all)
         return max(ag_s + self.compute_s + rs_s + ar_s, ag_s + compute_s + rs_s + self.ar_s)
 
 
@@ -41,16 +40,18 @@ def figures(setting: Mapping[str, Any], left_out: Mapping[str, str], num_modules
     """Plain data of one setting: medians over rounds of the slowest rank."""
     samples_s = slowest_s(setting["times_s"])
     medians_s = {name: median(found) for name, found in samples_s.items()}
-    kinds = (work_.COMPUTE, work_.REDUCE_SCATTERS, work_.ALL_REDUCES, work_.ALL_GATHERS)
-    alone = Alone(*(medians_s[kind] for kind in kinds), num_modules)
+    alone = Alone(
+        compute_s=medians_s[work_.COMPUTE],
+        rs_s=medians_s[work_.REDUCE_SCATTERS],
+        ar_s=medians_s[work_.ALL_REDUCES],
+        ag_s=medians_s[work_.ALL_GATHERS],
+        num_modules=num_modules,
+    )
     native_s, limit_s = medians_s[work_.NATIVE], alone.limit_s
     ranking = best_schedules(setting["times_s"])
     best = ranking[0] if ranking else None
     found: dict[str, Any] = {
-        "compute_s": alone.compute_s,
-        "rs_s": alone.rs_s,
-        "ar_s": alone.ar_s,
-        "ag_s": alone.ag_s,
+        **asdict(alone),
         "limit_s": limit_s,
         "native_s": native_s,
         "native_async_s": medians_s[work_.NATIVE_ASYNC],
@@ -58,7 +59,6 @@ def figures(setting: Mapping[str, Any], left_out: Mapping[str, str], num_modules
         "best_s": medians_s[best] if best else None,
         "ratio_native": native_s / medians_s[best] if best else None,
         "ratio_limit": medians_s[best] / limit_s if best else None,
-        "num_modules": num_modules,
         "module_numel": setting["module_numel"],
         "schedules": {},
         "left_out": dict(left_out),

@@ -41,6 +41,9 @@ class Measured(Protocol):
     def finish(self) -> None:
         """What comes after."""
 
+    def restart(self) -> None:
+        """Forget earlier rounds."""
+
     def seen(self, at: int) -> dict[str, Any]:
         """What this rank has seen, beside times, as plain data; in detail of round `at`."""
 
@@ -196,7 +199,7 @@ def _local(gradient: torch.Tensor | None) -> torch.Tensor:
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
-def measure(measured: Sequence[Any], rounds: int, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def measure(measured: Sequence[Measured], rounds: int, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Measure each once a round, another one first in each round, after a round to warm up.
 
     Returns:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def _input(work: Work, setting: str, rank: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(rank)).requires_grad_()
 
 
-def _sharded(work: Work, kind: str, mesh: DeviceMesh) -> nn.Sequential:
+def _sharded(work: Work, kind: str, mesh: DeviceMesh) -> Any:
     """A model whose weights are equal at every call. No rank ever holds a whole one: many models are alive at once."""
     with torch.device("meta"):
         model = _build(work, kind)
@@ -64,40 +65,46 @@ def _sharded(work: Work, kind: str, mesh: DeviceMesh) -> nn.Sequential:
 
 
 class _Field:
-    """The contenders of one kind of model."""
+    """All that is compared on one kind of model; `attachments` ends them."""
 
-    def __init__(self, work: Work, kind: str, names: Sequence[str], mesh: DeviceMesh, stack: ExitStack, tell: Tell) -> None:
-        self.left_out: dict[str, str] = {}
-        x, reference = _input(work, kind, dist.get_rank()), Reference()
-        options = commplan.Options(timeout_s=work.timeout_s)
-
-        def sharded() -> nn.Sequential:
-            return _sharded(work, kind, mesh)
-
-        self.backwards = [Backward(name, sharded(), x, reference) for name in (work_.NATIVE, work_.NATIVE_ASYNC)]
-        self.backwards[1].model._set_unshard_async_op(True)
-        for name in names:
-            tell({"attach": name})
-            model = sharded()
-            try:
-                attachment = stack.enter_context(commplan.attach(model, name, options=options))
-            except CommplanError as error:
-                self.left_out[name] = f"{type(error).__name__}: {error}"
-                continue
-            self.backwards.append(Backward(name, model, x, reference, attachment))
+    def __init__(self, work: Work, kind: str, mesh: DeviceMesh, attachments: ExitStack) -> None:
+        self._attachments = attachments
+        self._sharded = partial(_sharded, work, kind, mesh)
+        self._x, self._reference = _input(work, kind, dist.get_rank()), Reference()
+        self._options = commplan.Options(timeout_s=work.timeout_s)
         alone = _build(work, kind)
         self.module_numel = sum(p.numel() for p in alone[0].parameters())
-        self.backwards.append(Backward(work_.COMPUTE, alone, x))
-        self.collectives = _collectives(work.num_modules, self.module_numel, mesh)
+        native, native_async = self._sharded(), self._sharded()
+        native_async._set_unshard_async_op(True)
+        self._backwards = [
+            Backward(work_.NATIVE, native, self._x, self._reference),
+            Backward(work_.NATIVE_ASYNC, native_async, self._x, self._reference),
+            Backward(work_.COMPUTE, alone, self._x),
+        ]
+        self._collectives = _collectives(work.num_modules, self.module_numel, mesh)
+
+    def attach(self, names: Sequence[str], tell: Tell) -> dict[str, str]:
+        """A model for each schedule; why it was left out, for those that `attach` refuses."""
+        left_out: dict[str, str] = {}
+        for name in names:
+            tell({"attach": name})
+            model = self._sharded()
+            try:
+                attachment = self._attachments.enter_context(commplan.attach(model, name, options=self._options))
+            except CommplanError as error:
+                left_out[name] = f"{type(error).__name__}: {error}"
+                continue
+            self._backwards.append(Backward(name, model, self._x, self._reference, attachment))
+        return left_out
 
     def measured(self, schedules: Sequence[str]) -> list[Measured]:
         """Stock FSDP2, `schedules`, and everything alone."""
         names = {*work_.NOT_SCHEDULES, *schedules}
-        return [*(one for one in self.backwards if one.name in names), *self.collectives]
+        return [*(one for one in self._backwards if one.name in names), *self._collectives]
 
     def set_compute(self, setting: str) -> None:
         """Let the backward of each module sleep as long as `setting` says."""
-        for one in self.backwards:
+        for one in self._backwards:
             for block in one.model:
                 if isinstance(block, SleepingLinear):
                     block.seconds = float(setting) / 1e3
@@ -134,23 +141,23 @@ def _run(work: Work, mesh: DeviceMesh, tell: Tell) -> dict[str, Any]:
     left_out: dict[str, str] = {}
     names: Sequence[str] = work.schedules
     field: _Field | None = None
-    stack = ExitStack()
-    with stack:
+    with ExitStack() as attachments:
         for setting in work.settings:
             if field is None or setting == work_.REAL:
-                stack.close()
+                # Another model: the one before goes first, for both would not fit into much memory.
                 field = None
-                field = _Field(work, setting, names, mesh, stack, tell)
-                left_out |= field.left_out
+                attachments.close()
+                field = _Field(work, setting, mesh, attachments)
+                left_out |= field.attach(names, tell)
             field.set_compute(setting)
-            names = [name for name in names if name not in left_out]
-            measured = field.measured(names)
-            settings[setting] = measure(
-                measured, work.rounds, lambda event, setting=setting: tell({"setting": setting, **event})
-            )
-            settings[setting]["module_numel"] = field.module_numel
-            names = best_schedules(settings[setting]["times_s"])[: work_.NUM_BEST] if len(names) > work_.NUM_BEST else names
+            measured = field.measured([name for name in names if name not in left_out])
+            settings[setting] = {**measure(measured, work.rounds, _of(setting, tell)), "module_numel": field.module_numel}
+            names = best_schedules(settings[setting]["times_s"])[: work_.NUM_BEST]
     return {"settings": settings, "left_out": left_out, "torch": torch.__version__}
+
+
+def _of(setting: str, tell: Tell) -> Tell:
+    return lambda event: tell({"setting": setting, **event})
 
 
 def main(work_path: str, rank_text: str, store_path: str, result_path: str) -> None:
