@@ -19,7 +19,6 @@ from commplan.errors import (
     PlanError,
     RankMismatchError,
     ScheduleError,
-    UnsupportedError,
     Violation,
 )
 from commplan.language.modules import Module, ModuleTable, Parameter
@@ -68,7 +67,6 @@ __all__ = [
     "PlanError",
     "RankMismatchError",
     "ScheduleError",
-    "UnsupportedError",
     "Violation",
     "attach",
     "check",

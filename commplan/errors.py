@@ -98,10 +98,6 @@ class PlanError(CommplanError):
         super().__init__("not a valid plan: " + "; ".join(self.problems))
 
 
-class UnsupportedError(CommplanError):
-    """What was asked for is right, but not something that this version can run."""
-
-
 class AttachError(CommplanError):
     """A model can't be driven by a schedule; it was left as it was."""
 

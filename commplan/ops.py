@@ -134,3 +134,8 @@ class OpId:
 
 FAMILY_PATTERN: Final = r"[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z][A-Za-z0-9]*)*"
 _OP_ID = re.compile(rf"(?P<family>{FAMILY_PATTERN})_(?P<first>\d+)(?:-(?P<last>\d+))?(?:\[(?P<piece>\d+)/(?P<pieces>\d+)\])?")
+
+
+def piece_bounds(numel: int, piece: int, pieces: int) -> tuple[int, int]:
+    """Where the `piece`-th of `pieces` contiguous parts of `numel` elements begins and ends."""
+    return numel * piece // pieces, numel * (piece + 1) // pieces

@@ -40,6 +40,11 @@ class Unit:
         """Elements of the shard of one rank, the last one's padding included."""
         return sum(-(-rows // self.ranks) * columns for rows, columns in self.shapes)
 
+    def piece_numel(self, piece: int, pieces: int) -> int:
+        """Elements of the shard that fall into a piece: the e-th of n into the last of c that begins at e * c / n or before."""
+        n = self.shard_numel
+        return sum(piece == -(-(e + 1) * pieces // n) - 1 for e in range(n))
+
 
 @dataclass
 class Shards:
@@ -58,6 +63,7 @@ class Heap:
     items: list[Item] = field(default_factory=list)
     bytes: dict[tuple[str, str], int] = field(default_factory=dict)
     shards: dict[str, Shards] = field(default_factory=dict)
+    scattered: dict[int, str] = field(default_factory=dict)
     fresh: set[int] = field(default_factory=set)
     gone: dict[int | None, list[Callable[[], object]]] = field(default_factory=dict)
     is_last: bool = False
@@ -149,6 +155,9 @@ class Heap:
         is_packer = self.packer(item.modules[0]) is item.kind
         is_last_piece = self.last_pieces[name] == item.name
         scatters = item.kind is Kind.REDUCE_SCATTER
+        if scatters:
+            self.scattered.update(dict.fromkeys(item.modules, name))
+        is_interleaved = len(units) > 1 and item.pieces > 1
         shard = Shards(shard_numel * reduced, set(item.modules))
         makes_shard = is_packer and item.piece == 0 and item.kind is not Kind.APPLY
         if scatters:
@@ -157,7 +166,7 @@ class Heap:
             self.keep(name, shard)
         # Gradients are packed into that, and let go of. Only then is there anything else.
         self.look()
-        if is_packer and is_last_piece:
+        if is_packer and item.piece == 0:
             for n in item.modules:
                 self.take(n)
         if item.kind is Kind.APPLY:
@@ -165,11 +174,11 @@ class Heap:
         elif scatters:
             if makes_shard:
                 self.keep(name, shard)
-            self.bytes["copy", name] = shard_numel * wire * casts
+            self.bytes["copy", name] = shard_numel * wire * (casts or is_interleaved)
             if is_last_piece:
                 self.later(over, *(self.dropped(kind, name) for kind in ("input", "copy", "partial")))
-        elif casts or (len(units) > 1 and not is_packer):
-            self.bytes["copy", item.name] = -(-shard_numel * wire // item.pieces)
+        elif casts or is_interleaved or len({self.scattered.get(n, "") for n in item.modules}) > 1:
+            self.bytes["copy", item.name] = sum(unit.piece_numel(item.piece, item.pieces) for unit in units) * wire
             self.later(over, self.dropped("copy", item.name))
 
     def keep(self, name: str, shard: Shards) -> None:

@@ -12,47 +12,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Concatenate, ParamSpec
 
-from commplan.errors import DivergenceError, ExecutionError
+import torch
+
 from commplan.execute import irregular
 from commplan.execute.backward import Backward
-from commplan.execute.collectives import Store
-from commplan.execute.control import Check, Control, Message
+from commplan.execute.control import Message
 from commplan.execute.declared import declared_bytes
+from commplan.execute.gathering import Gathers
+from commplan.execute.health import Health
 from commplan.execute.instance import Instance, PartialSum
 from commplan.execute.interface import Gradients, Unit
 from commplan.execute.issuing import Issuer
-from commplan.execute.lanes import Lanes, Token
-from commplan.execute.lookout import Lookout, Place
-from commplan.execute.memory import Memory
+from commplan.execute.lanes import Token
+from commplan.execute.machinery import Machinery
 from commplan.execute.program import Program, index_plan
-from commplan.execute.ranges import Range, no_range
 from commplan.execute.report import BackwardReport
-from commplan.ops import Section
+from commplan.execute.store import Store
+from commplan.ops import Kind, Section
 from commplan.plan.model import Buffer, BufferKind, OpStep, Plan, Step, WaitStep
-
-
-@dataclass(frozen=True, slots=True)
-class Machinery:
-    """What an executor works with.
-
-    Attributes:
-        control: None where ranks need not be compared.
-        compares_reductions: whether ranks agree on the parameters of each reduction before it begins.
-        lookout: tells in errors where other ranks are.
-        make_range: makes the ranges that a profiler shows, around each op and each wait of compute.
-    """
-
-    lanes: Lanes
-    memory: Memory
-    control: Control | None
-    compares_reductions: bool = False
-    lookout: Lookout | None = None
-    make_range: Range = no_range
-
 
 P = ParamSpec("P")
 
@@ -72,7 +53,7 @@ class Executor:
     """Drives units through a plan. Not for use by two threads at once.
 
     Args:
-        plan: what to run; `refuse_unsupported` tells whether it can be.
+        plan: what to run.
         units: the modules, in the order of the plan's table.
     """
 
@@ -80,10 +61,7 @@ class Executor:
         self._lanes = machinery.lanes
         self._memory = machinery.memory
         self._control = machinery.control
-        self._lookout = machinery.lookout
-        self._checks: list[Check] = []
-        self._failure: ExecutionError | None = None
-        self.host_wait: tuple[str, float] | None = None
+        self.health = Health(machinery.lanes, machinery.lookout)
         self._store = Store(machinery.memory, make_range=machinery.make_range)
         before_each = machinery.control if machinery.compares_reductions else None
         self._issuer = Issuer(machinery.lanes, self._store, before_each, machinery.make_range)
@@ -91,8 +69,7 @@ class Executor:
         self._num_backwards = 0
         self.last_report: BackwardReport | None = None
         self.set_plan(plan, units)
-        if self._lookout is not None:
-            self._lookout.watch(self.place, self._lanes.fail)
+        self.health.watch()
 
     # What a framework calls: see `interface`.
 
@@ -107,15 +84,9 @@ class Executor:
         return self._backward is not None
 
     @property
-    def failure(self) -> ExecutionError | None:
-        """Why nothing can run any more, if so."""
-        failure = self._failure or self._lanes.failure
-        return failure if failure is None or isinstance(failure, ExecutionError) else ExecutionError(str(failure))
-
-    @property
     def is_suspicious(self) -> bool:
         """Whether a backward is under way or failed, or the outcome of a rank check was not looked at."""
-        return self._backward is not None or bool(self._checks) or self.failure is not None
+        return self._backward is not None or self.health.is_suspicious
 
     @property
     def holds_partial_sums(self) -> bool:
@@ -127,53 +98,34 @@ class Executor:
         """Whether the plan does anything before compute of a module."""
         return bool(self._program.pre_position)
 
-    def raise_failure(self) -> None:
-        """Raise if an earlier backward failed: nothing can run any more."""
-        if (failure := self.failure) is not None:
-            raise ExecutionError(
-                f"an earlier backward failed ({failure}); its gradients are lost: end this job, or detach and attach again"
-            ) from failure
+    @property
+    def gathers(self) -> bool:
+        """Whether the plan gathers parameters."""
+        return self._program.gathers
 
-    def fail(self, error: ExecutionError) -> ExecutionError:
-        """Nothing can run any more because of `error`; what to raise instead, which says where the other ranks are."""
-        if self._failure is None:
-            can_tell = self._lookout is not None and not isinstance(error, DivergenceError)
-            self._failure = self._lookout.explain(error) if can_tell and self._lookout is not None else error
-            self._lanes.fail(self._failure)
-        return self._failure
+    @property
+    def accumulates(self) -> bool:
+        """Whether the plan does less in backwards that are not the last of their step."""
+        return self._program.accumulates
 
-    @contextlib.contextmanager
-    def failing(self) -> Iterator[None]:
-        """Inside, an ExecutionError is the end of this executor."""
-        try:
-            yield
-        except ExecutionError as error:
-            failure = self.fail(error)
-            if failure is error:
-                raise
-            raise failure from error
+    def keeps_whole(self, module: int) -> bool:
+        """Whether the gradients of `module` wait for a later backward, so that `keep` is to be called."""
+        return module in self._program.kept_whole and not self._current().is_last
 
-    def settle(self, *, waits: bool) -> None:
-        """Raise what comparing ranks has found since backward returned, where it did not wait for that.
+    def keeps_partial(self, module: int) -> bool:
+        """Whether a partial sum of `module` waits for a later backward."""
+        return module in self._program.kept_partial and not self._current().is_last
+
+    def begin(self, *, is_last: bool = True, wanted: Collection[int] | None = None) -> None:
+        """A backward begins. The calls below begin one too, as if without arguments.
 
         Args:
-            waits: until the outcome is known.
+            is_last: of its step; in others, ops do not run that are for the last one.
+            wanted: need indices of modules whose parameters the plan may gather; None: all.
         """
-        while self._checks and (waits or self._checks[0].is_over):
-            self._checks.pop(0).wait()
-
-    def place(self) -> Place:
-        """Where this rank is. May be called by any thread."""
-        backward = self._backward
-        where = f"in backward {backward.number}" if backward is not None else f"after backward {self._num_backwards}"
-        host_wait = self.host_wait
-        return Place(where, (*self._lanes.in_flight(), *([host_wait] if host_wait is not None else [])))
-
-    def begin(self) -> None:
-        """A backward begins. The calls below begin one too."""
-        with self.failing():
-            self.settle(waits=False)
-            self._current()
+        with self.health.failing():
+            self.health.settle(waits=False)
+            self._current(is_last, wanted)
 
     def set_plan(self, plan: Plan, units: Sequence[Unit]) -> None:
         """Run `plan` from the next backward on. Partial sums stay with their units."""
@@ -186,18 +138,30 @@ class Executor:
     @_on_compute
     def pre_backward(self, need_index: int) -> None:
         """Compute of the module that is needed `need_index`-th is about to begin."""
-        with self.failing():
-            self.settle(waits=False)
+        with self.health.failing():
+            self.health.settle(waits=False)
             backward = self._current()
             position = self._program.pre_position.get(need_index)
             if position is not None and not backward.is_collecting:
                 self._open_through(position)
+            backward.gathers.give(need_index, self._issuer.wait)
 
     @_on_compute
     def complete(self, module: int, gradients: Gradients) -> None:
         """The gradients of `module` are complete. The second time in one backward they are reduced again and accumulated."""
-        with self.failing():
+        with self.health.failing():
             self._complete(module, gradients)
+
+    @_on_compute
+    def keep(self, module: int, size_bytes: int) -> None:
+        """The gradients of `module` are complete, and wait for a later backward; with what waited before, `size_bytes`."""
+        with self.health.failing():
+            backward = self._current()
+            backward.record.append(f"{self._units[module].name}: kept")
+            self._arrive(module)
+            self._store.keep_gradients(self._units[module], size_bytes)
+            _, since = backward.kept.get(module, (0, self._program.first_step[backward.cursor]))
+            backward.kept[module] = (size_bytes, since)
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
@@ -219,26 +183,29 @@ class Executor:
         Raises:
             ExecutionError: a collective failed or took too long, or ranks did different things; `.grad` is not to be used.
         """
-        with self.failing():
+        with self.health.failing():
             self._finish_all()
 
     @_on_compute
     def abort(self) -> None:
         """Drop the backward that is under way, partial sums included, once what is in flight has ended."""
-        backward, self._backward = self._backward, None
+        backward = self._backward
+        self._end_backward()
         self._lanes.drain()
         buffers = [partial.buffer for partial in self._store.partial_sums.values()]
         for instance in backward.instances if backward is not None else ():
             self._memory.drop(instance.held_bytes)
             buffers.extend(instance.inputs)
+            buffers.extend(copy for copies in instance.copies.values() for copy in copies)
             # One that was left as a partial sum belongs to the store, or to whoever adds to it.
             if instance.shard is not None and instance.all_reduce:
                 buffers.append(instance.shard)
         grads = {id(i.shard) for i in backward.instances if i.is_grad} if backward is not None else set()
         for buffer in buffers:
             self._memory.release(buffer, kept=id(buffer) in grads)
-        self._store.partial_sums.clear()
-        self._store.irregular_bytes = 0
+        if backward is not None:
+            backward.gathers.drop()
+        self._store.forget()
         self._lanes.take_intervals()
         self._lanes.rest()
 
@@ -256,8 +223,8 @@ class Executor:
         if backward is None:
             return ()
         ready = backward.late | backward.live
-        steps = (s for s in self._program.plan.steps if isinstance(s, OpStep) and s.op.first in ready)
-        return tuple(str(s.op) for s in steps if s.op not in backward.tokens or ready[s.op.first].is_owed(s.kind))
+        steps = [s for s in self._program.plan.steps if isinstance(s, OpStep) and s.kind is not Kind.ALL_GATHER]
+        return tuple(str(s.op) for s in steps if any(_is_owed(backward, s, ready[m]) for m in s.op.members if m in ready))
 
     def close(self) -> None:
         """Drop everything and end the lanes. Waits for what is in flight, at most the timeout of a collective."""
@@ -269,56 +236,92 @@ class Executor:
         self._lanes.close()
         if self._control is not None:
             self._control.close()
-        if self._lookout is not None:
-            self._lookout.close()
+        self.health.close()
 
     # The loop.
 
     def _complete(self, module: int, gradients: Gradients) -> None:
         backward = self._current()
-        instance = Instance.of(self._units[module], gradients)
+        instance = self._reduction_of(module, gradients)
         backward.record.append(f"{instance.unit.name}: {instance.in_words()}")
         position = self._program.post_position[module]
         if module in backward.live or module in backward.late:
             irregular.reduce_again(backward, module, instance, self._program, self._issuer)
         elif position < backward.cursor:
-            irregular.postpone(backward, module, instance, self._memory)
+            irregular.postpone(backward, module, instance, self._program, self._memory)
         else:
             backward.live[module] = instance
-            if backward.is_collecting:
-                self._open_ready()
-            else:
-                self._open_through(position)
+            self._arrive(module)
             if position >= backward.cursor:
                 self._hold(module, instance)
+
+    def _reduction_of(self, module: int, gradients: Gradients) -> Instance:
+        """The reduction of gradients that just became complete, with what the plan changes of the framework's own."""
+        unit = self._units[module]
+        reduction = gradients.reduction
+        if module in self._program.sends_fp16:
+            # Factors that keep a narrow range from overflowing suit any other dtype too.
+            reduction = replace(unit.partial_reduction(torch.float16), dtype=reduction.dtype)
+        all_reduce = gradients.all_reduce and not self.keeps_partial(module)
+        instance = Instance(unit, reduction, gradients.layout, all_reduce, gradients)
+        if unit in self._store.kept_bytes:
+            # They were counted before, and are until they are packed.
+            self._store.keep_gradients(unit, gradients.size_bytes)
+            instance.held_bytes = self._store.kept_bytes.pop(unit)
+            backward = self._current()
+            backward.kept.pop(module, None)
+            backward.held[module] = (instance.held_bytes, 0)
+        return instance
+
+    def _arrive(self, module: int) -> None:
+        """The gradients of a module are complete: open its hook, if those before it may be."""
+        backward = self._current()
+        backward.arrived.add(module)
+        if backward.is_collecting:
+            self._open_ready()
+        else:
+            self._open_through(self._program.post_position[module])
 
     def _finish_all(self) -> None:
         backward = self._current()
         self._num_backwards += 1
-        irregular.postpone_partial_sums(backward, self._units, self._store)
-        if not backward.live and not backward.late:
-            self._backward = None
+        irregular.postpone_partial_sums(backward, self._units, self._program, self._store)
+        if not backward.live and not backward.late and not backward.tokens:
+            self._end_backward()
             return
         if self._control is not None:
             # Backwards without a reduction are counted too: ranks that accumulate differently must not meet.
             head = (f"plan {self._program.digest}", f"backward {self._num_backwards}")
-            self._checks.append(self._control.begin(Message.BACKWARD, (*head, *backward.record), tell=self._lanes.fail))
+            self.health.expect(self._control.begin(Message.BACKWARD, (*head, *backward.record), tell=self._lanes.fail))
         self._open_through(self._program.root - 1)
         irregular.run_late(backward, self._program, self._issuer)
         self._open_through(self._program.root)
         irregular.apply_repeated(backward, self._program, self._issuer)
         self._issuer.wait(self._outstanding())
-        self.settle(waits=self._lanes.blocks_host)
+        self.health.settle(waits=self._lanes.blocks_host)
         self._finish()
 
-    def _current(self) -> Backward:
+    def _current(self, is_last: bool = True, wanted: Collection[int] | None = None) -> Backward:
         if self._backward is None:
-            self.raise_failure()
+            self.health.raise_failure()
             self._memory.restart_peak()
             sums = self._store.partial_sums
             previous_bytes = {module: sums[unit].buffer.nbytes for module, unit in enumerate(self._units) if unit in sums}
-            self._backward = Backward(time.perf_counter(), previous_bytes, self._num_backwards + 1)
+            need = self._program.need
+            gathers = Gathers(
+                [self._units[module] for module in need], set(range(len(need)) if wanted is None else wanted), self._store
+            )
+            self._backward = Backward(
+                time.perf_counter(), previous_bytes, self._num_backwards + 1, is_last, gathers, self._program.copies
+            )
+            self.health.where = f"in backward {self._backward.number}"
+            kept_bytes = self._store.kept_bytes
+            self._backward.kept = {m: (kept_bytes[unit], 0) for m, unit in enumerate(self._units) if unit in kept_bytes}
         return self._backward
+
+    def _end_backward(self) -> None:
+        self._backward = None
+        self.health.where = f"after backward {self._num_backwards}"
 
     def _open_through(self, position: int) -> None:
         backward = self._current()
@@ -335,7 +338,7 @@ class Executor:
         """Open the hooks that come next as long as their modules are complete."""
         backward = self._current()
         while (hook := self._program.hooks[backward.cursor]).section is not Section.ROOT:
-            if hook.section is Section.POST_BACKWARD and hook.n not in backward.live:
+            if hook.section is Section.POST_BACKWARD and hook.n not in backward.arrived:
                 return
             self._open_through(backward.cursor)
 
@@ -345,7 +348,7 @@ class Executor:
         if isinstance(step, WaitStep):
             self._issuer.wait(waits, str(number))
         else:
-            self._issuer.issue(backward, step, backward.live.get(step.op.first), waits, str(number))
+            self._issuer.issue(backward, step, waits, number)
         for buffer in self._program.frees.get(number, ()):
             self._free(buffer)
 
@@ -362,19 +365,24 @@ class Executor:
         return [*backward.tokens.values(), *(i.last for i in backward.instances if i.last is not None)]
 
     def _free(self, buffer: Buffer) -> None:
-        instance = self._current().live.get(buffer.first)
-        if instance is not None and buffer.kind is BufferKind.RS_INPUT:
-            instance.release_inputs(self._memory)
-        elif instance is not None and buffer.kind is BufferKind.SHARD:
-            instance.write()
-            instance.release_shard(self._memory)
+        live = self._current().live
+        for instance in [live[module] for module in range(buffer.first, buffer.last + 1) if module in live]:
+            if buffer.kind is BufferKind.RS_INPUT:
+                instance.release_inputs(self._memory)
+            elif buffer.kind is BufferKind.SHARD:
+                instance.write()
+                instance.release_shard(self._memory)
+            elif buffer.kind is BufferKind.WIRE:
+                instance.release_copies(self._memory, self._program.copies[buffer.born].op)
 
     def _finish(self) -> None:
         backward = self._current()
         for instance in backward.instances:
             instance.release_inputs(self._memory)
+            instance.release_copies(self._memory)
             instance.write()
             instance.release_shard(self._memory)
+        backward.gathers.drop()
         ops, waits = self._lanes.take_intervals()
         backward.irregular_bytes += self._store.irregular_bytes
         self._store.irregular_bytes = 0
@@ -389,6 +397,11 @@ class Executor:
             self._program.plan,
             backward.ranks_of,
         )
-        self._backward = None
+        self._end_backward()
         if not self._store.partial_sums:
             self._lanes.rest()
+
+
+def _is_owed(backward: Backward, step: OpStep, instance: Instance) -> bool:
+    """Whether an op that was not issued, or that had no effect yet, is still to come for a reduction."""
+    return step.op not in backward.tokens or instance.is_owed(step.kind)

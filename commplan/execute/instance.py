@@ -9,7 +9,7 @@ import torch
 from commplan.execute.interface import Gradients, Layout, Reduction, Unit
 from commplan.execute.lanes import Token
 from commplan.execute.memory import Memory
-from commplan.ops import Kind
+from commplan.ops import Kind, OpId
 
 
 @dataclass(slots=True)
@@ -31,6 +31,7 @@ class Instance:
         held_bytes: unsharded gradients that memory counts because they outlive their hook, in the dtype that they have.
         shard: the reduced shard, all-reduced in place.
         inputs: what the reduce-scatter reads besides: the packed gradients, a partial sum that is added on the lane.
+        copies: what ops make for the wire, by op; of a bucket its first member has them.
         last: the token of the last op that touches the shard.
         gradient: the shard in the parameters' dtype, filled by the apply; from then on until `.grad` has it.
         is_written: `.grad` has it.
@@ -46,6 +47,7 @@ class Instance:
     held_bytes: int = 0
     shard: torch.Tensor | None = None
     inputs: list[torch.Tensor] = field(default_factory=list)
+    copies: dict[OpId, list[torch.Tensor]] = field(default_factory=dict)
     last: Token | None = None
     gradient: torch.Tensor | None = None
     is_written: bool = False
@@ -66,18 +68,6 @@ class Instance:
         """What ranks have to have in common."""
         return f"parameters {self.layout.params} in {self.reduction.dtype}, all-reduce {self.all_reduce}"
 
-    @property
-    def size_bytes(self) -> int:
-        """Most memory that this reduction takes by itself; a partial sum is not its own. Gradients that are held go once they
-        are packed, before there is a shard beside the packed ones.
-        """
-        if self.gradients is None:
-            return 0
-        shard_bytes = self.layout.numel * self.reduction.dtype.itemsize
-        if self.reduction.shard_group is None:
-            return self.held_bytes + shard_bytes
-        return shard_bytes * self.reduction.shard_size + max(self.held_bytes, shard_bytes)
-
     def is_owed(self, kind: Kind) -> bool:
         """Whether an op of this reduction that was issued has no effect yet: an apply, until `.grad` has the gradient."""
         return kind is Kind.APPLY and self.gradient is not None
@@ -88,11 +78,15 @@ class Instance:
             self.held_bytes = self.gradients.size_bytes
             memory.hold(self.held_bytes)
 
-    def pack(self, memory: Memory, out: torch.Tensor) -> None:
-        """Copy the gradients into `out` and let go of them. See `Gradients.pack`."""
+    def take_gradients(self) -> list[torch.Tensor]:
+        """Let go of the gradients, see `Gradients.take`; `drop_held` tells memory when the caller did too."""
         assert self.gradients is not None
-        self.gradients.pack(out)
+        taken = self.gradients.take()
         self.gradients = None
+        return taken
+
+    def drop_held(self, memory: Memory) -> None:
+        """The gradients are gone."""
         memory.drop(self.held_bytes)
         self.held_bytes = 0
 
@@ -100,6 +94,12 @@ class Instance:
         """Give back what the reduce-scatter read."""
         while self.inputs:
             memory.release(self.inputs.pop())
+
+    def release_copies(self, memory: Memory, op: OpId | None = None) -> None:
+        """Give back what an op made for the wire; without `op`, what all of them did."""
+        for name in [op] if op is not None else list(self.copies):
+            for copy in self.copies.pop(name, ()):
+                memory.release(copy)
 
     def write(self) -> None:
         """Give `.grad` what the apply left, on the thread of compute, which must be behind it."""

@@ -1,10 +1,12 @@
 """Where the executor meets a sharded model: what a framework has to provide to be driven by a plan.
 
-A framework implements `Unit`, once per module of the plan, and makes four calls on the executor in each backward, all from
+A framework implements `Unit`, once per module of the plan, and makes these calls on the executor in each backward, all from
 the thread that runs backward:
 
+    executor.begin()                    a backward begins: whether it is the last of its step, what will be gathered
     executor.pre_backward(i)            before compute of the module that is needed i-th
     executor.complete(n, gradients)     the gradients of module n are complete (may come twice; may come late or never)
+    executor.keep(n, size_bytes)        instead, where `keeps_whole(n)`: they are complete, and wait for a later backward
     executor.root()                     all gradients are complete; returns when every one is applied
     executor.abort()                    the backward that was under way raised: drop what is left of it
 
@@ -14,6 +16,7 @@ looks at a parameter and never chooses a group: both belong to the unit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -82,11 +85,12 @@ class Gradients(Protocol):
     def size_bytes(self) -> int:
         """Bytes of the unsharded gradients."""
 
-    def pack(self, out: torch.Tensor) -> None:
-        """Copy the gradients into `out` and drop them.
+    def take(self) -> list[torch.Tensor]:
+        """Let go of the gradients.
 
-        Args:
-            out: shape (shard_size * layout.numel,), `reduction.dtype`; one flat shard after another, in rank order.
+        Returns:
+            One for each parameter of the layout, laid out so that the flat elements, padded at the end to shard_size times
+            as many as the layout says, are one shard after another in rank order.
         """
 
 
@@ -108,8 +112,38 @@ class Unit(Protocol):
     def partial_reduction(self, dtype: torch.dtype) -> Reduction:
         """How a partial sum of this dtype is reduced in a backward that brought no new gradients."""
 
-    def reduce_scatter(self, out: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> dist.Work | None:
-        """Start the reduce-scatter of `source` (see `Gradients.pack`) into `out`, shape (layout.numel,)."""
+    def group(self, communicator: str) -> dist.ProcessGroup | None:
+        """The process group behind a communicator of the plan ("shard", "replicate@outer"); None over an axis that it lacks."""
+
+    def pack(self, gradients: Sequence[torch.Tensor], out: torch.Tensor, shard_size: int) -> None:
+        """Copy gradients that were taken, perhaps of several units, into `out`.
+
+        Args:
+            out: shape (shard_size * shard elements of all,), any floating dtype; for one rank after another the flat shard of
+                each gradient, padded with zeros.
+        """
+
+    def reduce_scatter(
+        self, out: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup, reduction: Reduction
+    ) -> dist.Work | None:
+        """Start the reduce-scatter of `source`, shape (group size * n,), into `out`, shape (n,)."""
+
+    def shards_to_gather(self) -> Sequence[torch.Tensor] | None:
+        """What this rank gives to an all-gather of the unit's parameters: flat shards of one dtype, equally long on all ranks.
+
+        None if there is nothing for a plan to gather, alike on all ranks: parameters are whole, or the framework has to
+        gather them itself.
+        """
+
+    def all_gather(self, out: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup) -> dist.Work | None:
+        """Start the all-gather of `source`, shape (n,), into `out`, shape (group size * n,), of which it may be a part."""
+
+    def set_parameters(self, gathered: torch.Tensor) -> None:
+        """Make the parameters whole, on the thread of compute.
+
+        Args:
+            gathered: shape (ranks, elements that one rank gave); a row may be part of a longer one.
+        """
 
     def gradient_dtype(self, layout: Layout) -> torch.dtype:
         """The dtype of the parameters' `.grad`."""

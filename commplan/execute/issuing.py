@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
 
+import torch
 import torch.distributed as dist
 
 from commplan.execute.backward import Backward
-from commplan.execute.collectives import TASKS, Store, placeholder
+from commplan.execute.collectives import TASKS, Call, placeholder
 from commplan.execute.control import Control, Message
 from commplan.execute.instance import Instance
 from commplan.execute.lanes import Lanes, Task, Token
 from commplan.execute.ranges import WAIT, GroupRanks, Range
-from commplan.ops import COMPUTE_LANE
+from commplan.execute.store import Store
+from commplan.ops import COMPUTE_LANE, WIRE_DTYPES, Kind
 from commplan.plan.model import OpStep
+
+_DTYPES: Final[Mapping[str | None, torch.dtype | None]] = MappingProxyType(
+    {None: None, **{name: getattr(torch, name) for name in WIRE_DTYPES.values()}}
+)
 
 
 class Issuer:
@@ -38,34 +46,56 @@ class Issuer:
         with self._make_range(WAIT):
             self._lanes.wait(tokens, why)
 
-    def issue(self, backward: Backward, step: OpStep, instance: Instance | None, waits: Sequence[Token], why: str = "") -> None:
-        """Issue the op of `step` behind `waits`; without `instance` it merely takes its place in its lane."""
-        task = None if instance is None else TASKS[step.kind](step.op, instance, self._store)
-        if task is not None and task.process_group is not None:
-            backward.ranks_of[task.op] = self._group_ranks.of(task.process_group)
-        if task is not None and instance is not None and task.is_communication and not instance.is_agreed:
-            task = self._after_agreement(backward, task, instance)
-        if step.lane == COMPUTE_LANE:
+    def issue(self, backward: Backward, step: OpStep, waits: Sequence[Token], number: int) -> None:
+        """Issue step `number` of the plan, at its place, for those of its modules that are there."""
+        if step.kind is Kind.ALL_GATHER:
+            token = self._submit(backward, step, backward.gathers.prepare(step), waits)
+            backward.gathers.issued(step.op, token)
+            return
+        live = backward.live
+        instances = [live[module] for module in step.op.members if module in live]
+        self._reduce(backward, Call(step, instances, _DTYPES[step.dtype], number in backward.copies), waits, str(number))
+
+    def issue_alone(self, backward: Backward, step: OpStep, module: int, instance: Instance, waits: Sequence[Token]) -> None:
+        """Issue the op of `step` outside of the plan, for one module and in one piece."""
+        if len(step.op.members) > 1 or step.op.pieces > 1:
+            step = replace(step, op=replace(step.op, first=module, last=module, piece=0, pieces=1))
+        self._reduce(backward, Call(step, [instance], _DTYPES[step.dtype]), waits)
+
+    def _reduce(self, backward: Backward, call: Call, waits: Sequence[Token], why: str = "") -> None:
+        task = TASKS[call.step.kind](call, self._store) if call.instances else None
+        if task is not None and task.is_communication:
+            task = self._after_agreement(backward, task, call.instances)
+        if call.step.lane == COMPUTE_LANE:
             self.wait(waits, why)
-            if task is not None and instance is not None:
+            if task is not None:
                 with task.around():
                     task.start()
                     task.finish()
-                instance.write()
-            token = self._lanes.mark()
+                for instance in call.instances:
+                    instance.write()
+            token = backward.tokens[call.op] = self._lanes.mark()
         else:
-            token = self._lanes.submit(step.lane, task or placeholder(step.op), waits)
-        backward.tokens[step.op] = token
-        if instance is not None:
+            token = self._submit(backward, call.step, task, waits)
+        for instance in call.instances:
             instance.last = token
 
-    def _after_agreement(self, backward: Backward, task: Task, instance: Instance) -> Task:
-        """`task`, the first collective of a reduction, which begins when all ranks reduce the same parameters."""
-        instance.is_agreed = True
-        if self._control is None:
+    def _submit(self, backward: Backward, step: OpStep, task: Task | None, waits: Sequence[Token]) -> Token:
+        if task is not None and task.process_group is not None:
+            backward.ranks_of[task.op] = self._group_ranks.of(task.process_group)
+        token = self._lanes.submit(step.lane, task or placeholder(step.op), waits)
+        backward.tokens[step.op] = token
+        return token
+
+    def _after_agreement(self, backward: Backward, task: Task, instances: Sequence[Instance]) -> Task:
+        """`task`, which begins when all ranks reduce the same parameters, if it is the first collective of a reduction."""
+        fresh = [instance for instance in instances if not instance.is_agreed]
+        for instance in fresh:
+            instance.is_agreed = True
+        if self._control is None or not fresh:
             return task
-        head = f"backward {backward.number}, {task.op} of {instance.unit.name}"
-        check = self._control.begin(Message.REDUCTION, (f"{head}: {instance.in_words()}",), before=str(task))
+        told = [f"backward {backward.number}, {task.op} of {i.unit.name}: {i.in_words()}" for i in fresh]
+        check = self._control.begin(Message.REDUCTION, told, before=str(task))
 
         def start() -> dist.Work | None:
             check.wait()

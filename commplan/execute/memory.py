@@ -22,6 +22,13 @@ class Memory:
         """Stop counting `buffer`; `kept` says that somebody else owns it from now on, so that its content counts."""
         self.drop(buffer.nbytes)
 
+    def borrow(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An uninitialised buffer of shape (numel,) for parameters, which are no communication memory: not counted."""
+        return torch.empty(numel, dtype=dtype, device=device)
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Nobody reads what was borrowed any more."""
+
     def hold(self, size_bytes: int) -> None:
         """Count memory that was not allocated here."""
         self.live_bytes += size_bytes

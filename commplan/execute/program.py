@@ -6,7 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from commplan.ops import Section
+from commplan.graph.timeline import orders
+from commplan.language.modules import Module
+from commplan.ops import ITEMSIZE_BYTES, Kind, OpId, Section, When
 from commplan.plan.model import Buffer, BufferKind, Hook, OpStep, Plan, Step
 
 
@@ -15,21 +17,36 @@ class Program:
     """What the executor looks up while backward runs.
 
     Attributes:
+        need: need index -> index into the table of modules.
         first_step: the number of each hook's first step.
         pre_position, post_position: hook positions by need index and by completion index.
         frees: step number -> buffers that are given back after it.
-        steps_of: module -> its ops with their step numbers, in plan order.
+        copies: step number -> the step, where one makes a copy for the wire; of a chunked reduce-scatter the first.
+        modules: those with something to reduce, in completion order.
+        shard_of: module -> the op that makes its shard.
+        steps_of: module -> its reductions and its apply with their step numbers, in plan order; of a chunked op the first.
         held: module -> bytes of gradients that its hook leaves unpacked, and the step that comes next.
+        kept_whole: modules that are not reduced at all in a backward that is not the last of its step.
+        kept_partial: modules that are not all-reduced in such a one.
+        sends_fp16: modules of which something travels in fp16, whatever they are reduced in.
     """
 
     plan: Plan
     hooks: Sequence[Hook]
+    need: Sequence[int]
     first_step: Sequence[int]
     pre_position: Mapping[int, int]
     post_position: Mapping[int, int]
     frees: Mapping[int, Sequence[Buffer]]
+    copies: Mapping[int, OpStep]
+    modules: Sequence[Module]
+    shard_of: Mapping[int, OpId]
     steps_of: Mapping[int, Sequence[tuple[int, OpStep]]]
     held: Mapping[int, tuple[int, int]]
+    kept_whole: frozenset[int]
+    kept_partial: frozenset[int]
+    sends_fp16: frozenset[int]
+    gathers: bool
     peak_bytes: int
     digest: str
 
@@ -43,6 +60,15 @@ class Program:
         """The number of steps."""
         return self.first_step[-1] + len(self.hooks[-1].steps)
 
+    def itemsize_bytes(self, step: OpStep) -> int:
+        """Bytes of an element that a reduction sends."""
+        return ITEMSIZE_BYTES[step.dtype or self.modules[step.op.first].reduce_dtype]
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether backwards of a step differ."""
+        return bool(self.kept_whole or self.kept_partial)
+
 
 def index_plan(plan: Plan) -> Program:
     """Index `plan`."""
@@ -54,7 +80,7 @@ def index_plan(plan: Plan) -> Program:
         first_step.append(len(numbered))
         numbered.extend(hook.steps)
     for number, step in enumerate(numbered):
-        if isinstance(step, OpStep):
+        if isinstance(step, OpStep) and step.kind is not Kind.ALL_GATHER and step.op.piece == 0:
             for module in step.op.members:
                 steps_of[module].append((number, step))
     for buffer in plan.buffers:
@@ -63,15 +89,26 @@ def index_plan(plan: Plan) -> Program:
         section: {hook.n: at for at, hook in enumerate(plan.hooks) if hook.section is section}
         for section in (Section.PRE_BACKWARD, Section.POST_BACKWARD)
     }
+    wires = (buffer.born for buffer in plan.buffers if buffer.kind is BufferKind.WIRE)
+    skipped = {module: [s for _, s in steps if s.when is When.LAST_BACKWARD] for module, steps in steps_of.items()}
+    completion, need = orders(plan.modules)
     return Program(
         plan,
         plan.hooks,
+        need,
         tuple(first_step),
         positions[Section.PRE_BACKWARD],
         positions[Section.POST_BACKWARD],
         dict(frees),
+        {number: step for number in wires if isinstance(step := numbered[number], OpStep)},
+        [plan.modules.modules[index] for index in completion],
+        {module: steps[0][1].op for module, steps in steps_of.items()},
         dict(steps_of),
         {b.first: (b.size_bytes, b.born) for b in plan.buffers if b.kind is BufferKind.GRADIENT},
+        frozenset(module for module, steps in steps_of.items() if steps[0][1] in skipped[module]),
+        frozenset(module for module, steps in skipped.items() if any(s.kind is Kind.ALL_REDUCE for s in steps)),
+        frozenset(module for module, steps in steps_of.items() if any(s.dtype == "float16" for _, s in steps)),
+        any(isinstance(step, OpStep) and step.kind is Kind.ALL_GATHER for step in numbered),
         plan.peak_bytes,
         plan.digest,
     )

@@ -7,7 +7,7 @@ methods on each parameter group and one on each state of this model.  `detach` p
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -22,16 +22,16 @@ from commplan.errors import AttachError, ExecutionError
 from commplan.execute.agreement import REFUSED, agree, confirm
 from commplan.execute.board import Board
 from commplan.execute.control import Control, Message
-from commplan.execute.executor import Executor, Machinery
+from commplan.execute.executor import Executor
 from commplan.execute.lanes import Lanes
 from commplan.execute.lookout import Lookout
+from commplan.execute.machinery import Machinery
 from commplan.execute.memory import Memory
 from commplan.execute.peers import Peers
 from commplan.execute.report import BackwardReport, stats
 from commplan.execute.sight import Report, describe_backward
-from commplan.execute.supported import refuse_unsupported
 from commplan.fsdp2 import torch_faults as faults
-from commplan.fsdp2 import torch_gradients
+from commplan.fsdp2 import torch_gradients, torch_parameters
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.announce import log_attached, log_recompiled, warn_of_obstacles
 from commplan.fsdp2.devices import backend_for, device_problems, group_timeout, lanes_for
@@ -39,9 +39,9 @@ from commplan.fsdp2.driver import Driver, Recompile
 from commplan.fsdp2.groups import Group, Orders, find_groups, guess_orders, make_table, root_modules
 from commplan.fsdp2.unit import FsdpUnit, OwnGroups
 from commplan.language import resolve
-from commplan.language.spec import ScheduleSpec
-from commplan.ops import Axis
-from commplan.plan.model import Plan
+from commplan.language.spec import OpLine, ScheduleSpec
+from commplan.ops import Axis, Kind, Section
+from commplan.plan.model import OpStep, Plan
 
 logger = logging.getLogger("commplan")
 
@@ -143,7 +143,6 @@ def attach(
     Raises:
         ScheduleError: the schedule breaks rules for this model.
         AttachError: the model can't be driven, or ranks disagree; the model is as it was.
-        UnsupportedError: the schedule uses what this version can't run.
     """
     options = options or Options()
     if rank_checks is not None:
@@ -167,7 +166,8 @@ def attach(
         spec = resolve(schedule)
         orders = guess_orders(model, groups)
         plan = compiler.compile(spec, make_table(groups, orders), **params)
-        refuse_unsupported(plan, spec)
+        for problem in _prefetch_problems(model, plan):
+            raise AttachError(problem)
     except Exception as error:
         # The others must not wait for this rank.
         agree(private.default_store(), everyone, rank, {REFUSED: f"{type(error).__name__}: {error}"}, options.timeout_s)
@@ -224,6 +224,25 @@ def _problems(model: nn.Module, groups: Sequence[Group]) -> Iterator[str]:
     yield from device_problems({group.name: group.raw.device for group in groups})
 
 
+def _prefetch_problems(model: nn.Module, plan: Plan) -> Iterator[str]:
+    """What keeps the plan from gathering parameters, if it does."""
+    if not any(isinstance(step, OpStep) and step.kind is Kind.ALL_GATHER for step in plan.steps):
+        return
+    for name, state in private.states(model):
+        if torch_parameters.prefetches_in_backward(state):
+            yield (
+                f"module {name or '(root)'!r} was told what to gather ahead in backward (set_modules_to_backward_prefetch), "
+                "but the schedule gathers parameters itself: call it with [] first, or take a schedule without AG"
+            )
+
+
+def _lanes_with_own_communicators(spec: ScheduleSpec) -> Mapping[str, str]:
+    """Communicator -> axis, for every lane of the schedule that has one of its own."""
+    own = {lane.name for lane in spec.lanes if lane.own_communicator}
+    lines = (line for section in Section for line in spec.lines(section) if isinstance(line, OpLine))
+    return {f"{line.axis}@{line.lane}": str(line.axis) for line in lines if line.lane in own and line.axis is not None}
+
+
 def _record(spec: ScheduleSpec, plan: Plan, groups: Sequence[Group], options: Options) -> dict[str, str]:
     """What has to be equal on every rank, coarse first."""
     return {
@@ -244,7 +263,8 @@ def _install(prepared: _Prepared, options: Options, agreement: str) -> Attachmen
     control: Control | None = None
     executor: Executor | None = None
     try:
-        units = [FsdpUnit(group, maker.own_groups(group)) for group in prepared.groups]
+        own_lanes = _lanes_with_own_communicators(prepared.spec)
+        units = [FsdpUnit(group, maker.own_groups(group, own_lanes)) for group in prepared.groups]
         if options.rank_checks != "off":
             control = Control(maker.make(prepared.ranks, "control", "gloo"), options.timeout_s)
         store = faults.own_store(private.default_store())
@@ -311,18 +331,24 @@ class _GroupMaker:
         self.made.append(group)
         return group
 
-    def own_groups(self, group: Group) -> OwnGroups:
-        """The process groups for a parameter group's collectives; those of equal ranks are shared.
+    def own_groups(self, group: Group, own_lanes: Mapping[str, str]) -> OwnGroups:
+        """The process groups for a parameter group's collectives; those of one purpose and equal ranks are shared.
 
         One process group takes one queue only.  FSDP2 goes on gathering parameters on its shard group, and a user may
         reduce whatever on the groups of the mesh, both on the thread of compute while lanes run.
+
+        Args:
+            own_lanes: communicator -> its axis, for lanes with one of their own.
         """
         mesh = private.mesh_facts(group.raw)
         device = group.raw.device
-        return OwnGroups(
-            mesh.reduce_scatter or self._like(mesh.shard, "reduce-scatter", device),
-            self._like(mesh.replicate, "all-reduce", device),
-        )
+        of_axis = {Axis.SHARD: mesh.shard, Axis.REPLICATE: mesh.replicate}
+        found = {
+            Axis.SHARD: mesh.reduce_scatter or self._like(mesh.shard, "reduce-scatter", device),
+            Axis.REPLICATE: self._like(mesh.replicate, "all-reduce", device),
+            **{communicator: self._like(of_axis[Axis(axis)], communicator, device) for communicator, axis in own_lanes.items()},
+        }
+        return {communicator: made for communicator, made in found.items() if made is not None}
 
     def _like(self, model: dist.ProcessGroup | None, purpose: str, device: torch.device) -> dist.ProcessGroup | None:
         if model is None:

@@ -165,6 +165,9 @@ class Driver:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self.executor.gathers and self.executor.in_backward and private.in_autograd():
+            # A forward that is run again: parameters are needed now, not when backward of the module begins.
+            self._need(index)
         args, kwargs = original(module, args, kwargs)
         if torch.is_grad_enabled() and not private.in_autograd():
             self._record.begin(index, is_hooked=private.registers_post_backward(args, kwargs))
@@ -180,20 +183,31 @@ class Driver:
         if torch.is_grad_enabled():
             raise ExecutionError("create_graph=True is not supported: gradients under a schedule have no graph of their own")
         self._enter()
+        self._need(index)
+        if self.executor.gathers:
+            # FSDP2's first argument asks for its own prefetch of what comes next.
+            original(False, *args[1:])
+        else:
+            original(*args)
+
+    def _need(self, index: int) -> None:
         if index in self._need_place:
             with self._no_grads_on_failure():
                 self.executor.pre_backward(self._need_place[index])
-        original(*args)
 
     def _post_backward(self, index: int, original: Callable[..., Any], *args: Any) -> None:
         self._enter()
         self._complete(index)
 
     def _complete(self, index: int) -> None:
-        gradients = self._units[index].take_gradients()
-        if gradients is not None:
-            with self._no_grads_on_failure():
+        unit, place = self._units[index], self._place.get(index)
+        keeps = place is not None and self.executor.keeps_whole(place)
+        gradients = unit.take_gradients(keeps=keeps)
+        with self._no_grads_on_failure():
+            if gradients is not None:
                 self.executor.complete(self._place[index], gradients)
+            elif place is not None and keeps and (kept_bytes := unit.kept_bytes):
+                self.executor.keep(place, kept_bytes)
 
     @contextlib.contextmanager
     def _no_grads_on_failure(self) -> Iterator[None]:
@@ -210,7 +224,7 @@ class Driver:
 
     def _fail(self, error: ExecutionError) -> ExecutionError:
         self._drop_grads()
-        return self.executor.fail(error)
+        return self.executor.health.fail(error)
 
     def _queue_callback(self, state: private.State, original: Callable[..., Any]) -> None:
         self._interruptions.queue_callback(state, original)
@@ -230,17 +244,17 @@ class Driver:
             torch_devices.finish_copies(raw)
 
     def _reset_iteration(self, original: Callable[..., Any]) -> None:
-        self.executor.raise_failure()
+        self.executor.health.raise_failure()
         self._record.take()
         self._interruptions.reset(original)
 
     def _before_forward(self, root: private.State, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Refuse to go on after what can't be mended, forget what can."""
-        self.executor.raise_failure()
+        self.executor.health.raise_failure()
         if private.in_autograd():
             return
-        with self._no_grads_on_failure(), self.executor.failing():
-            self.executor.settle(waits=False)
+        with self._no_grads_on_failure(), self.executor.health.failing():
+            self.executor.health.settle(waits=False)
         if self._interruptions.is_unfinished:
             self._record.take()
         self._interruptions.before_forward(root)
@@ -258,9 +272,9 @@ class Driver:
             return
         if private.in_autograd() or not holds_parameters_of(optimizer, self._groups):
             return
-        self.executor.raise_failure()
-        with self._no_grads_on_failure(), self.executor.failing():
-            self.executor.settle(waits=True)
+        self.executor.health.raise_failure()
+        with self._no_grads_on_failure(), self.executor.health.failing():
+            self.executor.health.settle(waits=True)
         self._interruptions.before_step()
 
     # Orders.
@@ -276,12 +290,15 @@ class Driver:
             for refusal in private.refusals(group.raw):
                 raise ExecutionError(f"module {group.name!r} {refusal}")
         known = self._groups
-        orders = self._merge(self._record.take())
+        seen = self._record.take()
+        orders = self._merge(seen)
         if orders != self._orders or self._groups != known:
             plan = self._recompile(self._groups, orders)
             self.executor.set_plan(plan, [self._units[i] for i in orders.completion])
             self._use(orders)
-        self.executor.begin()
+        is_last = private.is_last_backward(self._roots)
+        wanted = {self._need_place[index] for index in seen.need if index in self._need_place}
+        self.executor.begin(is_last=is_last, wanted=wanted)
 
     def _merge(self, seen: Orders) -> Orders:
         """The orders in use, as long as what forwards showed fits into them; else what they showed, and the rest behind."""

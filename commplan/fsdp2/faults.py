@@ -188,14 +188,14 @@ class GatherPatience:
         ranks = "" if group is None else f" on the group of ranks {dist.get_process_group_ranks(group)}"
         op = f"AG of module {name!r}{ranks}"
         begin_s = time.perf_counter()
-        self._executor.host_wait = (op, begin_s)
+        self._executor.health.host_wait = (op, begin_s)
         try:
-            is_over = wait_in_slices(work, self._timeout_s, lambda: self._executor.failure is not None)
+            is_over = wait_in_slices(work, self._timeout_s, lambda: self._executor.health.failure is not None)
         except RuntimeError as error:
             raise self._fail(ExecutionError(f"{op} failed: {error}")) from error
         finally:
-            self._executor.host_wait = None
+            self._executor.health.host_wait = None
         if not is_over:
             elapsed_s = time.perf_counter() - begin_s
             late = CollectiveTimeoutError(f"{op} did not end within {elapsed_s:.1f} s: a rank of that group did not reach it.")
-            raise self._fail(self._executor.failure or late)
+            raise self._fail(self._executor.health.failure or late)

@@ -5,6 +5,7 @@ It repeats the halves of FSDP2's post-backward, between which a plan reduces. Th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +21,11 @@ from commplan.fsdp2.torch_private import ParamGroup
 ReduceOp = dist.ReduceOp | dist.ReduceOp.RedOpType
 
 
-def take_gradients(group: ParamGroup) -> dict[int, torch.Tensor]:
+def take_gradients(group: ParamGroup, *, keeps: bool = False) -> dict[int, torch.Tensor]:
     """The first half of FSDP2's post-backward: accumulate, reshard, and hand over what is complete.
+
+    Args:
+        keeps: as if gradients were not to be reduced in this backward, whatever FSDP2's flag says.
 
     Returns:
         Position -> whole gradient (the compute dtype, or the reduce dtype where microbatches were accumulated); empty
@@ -35,7 +39,8 @@ def take_gradients(group: ParamGroup) -> dict[int, torch.Tensor]:
         p.accumulate_unsharded_grad_if_needed()
     taken: dict[int, torch.Tensor] = {}
     reduces_unused = releases.reduces_unused(group)
-    if group.reduce_grads:
+    reduces = group.reduce_grads and not keeps
+    if reduces:
         for position, p in used:
             if p.unsharded_accumulated_grad is not None:
                 taken[position] = p.unsharded_accumulated_grad_data
@@ -47,10 +52,15 @@ def take_gradients(group: ParamGroup) -> dict[int, torch.Tensor]:
                 taken[position] = p.unsharded_zero_grad_data
     if group.reshard_after_backward:
         group.reshard()
-    if not group.reduce_grads:
+    if not reduces:
         for _, p in used:
             p.to_accumulated_grad_if_needed()
     return taken
+
+
+def accumulated_bytes(group: ParamGroup) -> int:
+    """Bytes of whole gradients that wait for a later backward."""
+    return sum(p.unsharded_accumulated_grad_data.nbytes for p in group.fsdp_params if p.unsharded_accumulated_grad is not None)
 
 
 def drop_grads(group: ParamGroup) -> None:
@@ -82,19 +92,19 @@ def shard_numel(group: ParamGroup, position: int, shard_size: int) -> int:
     return int(common._get_dim0_padded_size(torch.Size(size), shard_size).numel()) // shard_size
 
 
-def copy_in(group: ParamGroup, gradients: dict[int, torch.Tensor], out: torch.Tensor, shard_size: int) -> None:
-    """Lay whole gradients out as a reduce-scatter input, shape (shard_size * shard elements,); empties `gradients`."""
-    dtypes = {g.dtype for g in gradients.values()}
-    tensors = []
-    for position in list(gradients):
-        gradient = gradients.pop(position)
-        if len(dtypes) > 1:
-            gradient = gradient.to(out.dtype)
-        dim = group.fsdp_params[position].fsdp_placement.dim
-        if shard_size > 1 and dim != 0:
-            gradient = torch.cat(torch.chunk(gradient, shard_size, dim=dim), dim=0)
-        tensors.append(gradient)
-    collectives.foreach_reduce_scatter_copy_in(tensors, out, shard_size)
+def laid_out(group: ParamGroup, position: int, gradient: torch.Tensor, shard_size: int) -> torch.Tensor:
+    """A whole gradient with what belongs to one rank behind what belongs to the rank before it."""
+    dim = group.fsdp_params[position].fsdp_placement.dim
+    if shard_size > 1 and dim != 0:
+        return torch.cat(torch.chunk(gradient, shard_size, dim=dim), dim=0)
+    return gradient
+
+
+def copy_in(gradients: Sequence[torch.Tensor], out: torch.Tensor, shard_size: int) -> None:
+    """Lay whole gradients out as a reduce-scatter input, shape (shard_size * shard elements,)."""
+    if any(gradient.dtype != gradients[0].dtype for gradient in gradients):
+        gradients = [gradient.to(out.dtype) for gradient in gradients]
+    collectives.foreach_reduce_scatter_copy_in(list(gradients), out, shard_size)
 
 
 @dataclass(frozen=True, slots=True)

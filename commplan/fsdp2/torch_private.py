@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -142,6 +142,11 @@ def stays_gathered(of: State, group: ParamGroup, *, is_root: bool) -> bool:
 def has_queued_callback(of: State) -> bool:
     """Whether this state's root still has its final callback to run in this backward."""
     return of._state_ctx.post_backward_final_callback_queued
+
+
+def is_last_backward(roots: Iterable[State]) -> bool:
+    """What `set_is_last_backward` said, as FSDP2's last word on it; true where nobody ever called it."""
+    return all(root._state_ctx.is_last_backward for root in roots)
 
 
 def is_inner(of: State) -> bool:

@@ -15,7 +15,7 @@ import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, MappingProxyType
 from typing import Any, Final
 
@@ -296,6 +296,15 @@ def foreign_reduce_scatter(group: Any) -> str | None:
         kind = type(group._reduce_scatter_comm)
         return None if kind is collectives.DefaultReduceScatter else kind.__name__
     return "memory of the process group" if group.allocate_memory_from_process_group else None
+
+
+def default_all_gather(group: Any) -> Callable[..., Any] | None:
+    """FSDP2's own all-gather of `group`; None if a user put another in its place, which is possible from 2.9 on."""
+    if not hasattr(group, "_all_gather_comm"):
+        return dist.all_gather_into_tensor
+    collectives = importlib.import_module(f"{FSDP2}._fsdp_collectives")
+    found: Callable[..., Any] = group._all_gather_comm
+    return found if type(found) is collectives.DefaultAllGather else None
 
 
 def end_recomputations(group: Any) -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from commplan.execute.interface import Layout, Reduction
-from commplan.fsdp2 import torch_gradients
+from commplan.fsdp2 import torch_gradients, torch_parameters
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.groups import Group
+from commplan.ops import Axis
 
-
-@dataclass(frozen=True, slots=True)
-class OwnGroups:
-    """Process groups that only the plan's collectives use, over the ranks of a mesh's axes; None is an axis that it lacks."""
-
-    shard: dist.ProcessGroup | None
-    replicate: dist.ProcessGroup | None
+OwnGroups = Mapping[str, dist.ProcessGroup]
+"""Communicator of a plan -> the process group behind it, which nothing else uses; none for axes that the mesh lacks."""
 
 
 class FsdpUnit:
@@ -28,7 +25,9 @@ class FsdpUnit:
         self.raw = group.raw
         self._name = group.name
         self._own = own
+        self._all_gather = torch_parameters.default_all_gather(group.raw)
         self._facts = private.param_facts(group.raw)
+        self._shard, self._replicate = own.get(Axis.SHARD), own.get(Axis.REPLICATE)
         self._shard_numels = [torch_gradients.shard_numel(group.raw, p, self.shard_size) for p in range(len(self._facts))]
 
     @property
@@ -44,16 +43,25 @@ class FsdpUnit:
     @property
     def shard_size(self) -> int:
         """Ranks that share one copy of the parameters."""
-        return 1 if self._own.shard is None else self._own.shard.size()
+        return 1 if self._shard is None else self._shard.size()
 
     @property
     def keeps_partial_sum(self) -> bool:
         """FSDP2's flags, as they stand now."""
         return not (self.raw.reduce_grads and self.raw.all_reduce_grads)
 
-    def take_gradients(self) -> FsdpGradients | None:
-        """Do FSDP2's own bookkeeping after a backward of the group; what it left to reduce, if anything."""
-        taken = torch_gradients.take_gradients(self.raw)
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of whole gradients that wait for a later backward."""
+        return torch_gradients.accumulated_bytes(self.raw)
+
+    def take_gradients(self, *, keeps: bool = False) -> FsdpGradients | None:
+        """Do FSDP2's own bookkeeping after a backward of the group; what it left to reduce, if anything.
+
+        Args:
+            keeps: leave them to a later backward.
+        """
+        taken = torch_gradients.take_gradients(self.raw, keeps=keeps)
         if not taken:
             return None
         # FSDP2 asserts that what is trainable in one group has one dtype.
@@ -64,11 +72,11 @@ class FsdpUnit:
 
     def partial_reduction(self, dtype: torch.dtype) -> Reduction:
         """How FSDP2 would reduce this group in `dtype`."""
-        factors = torch_gradients.factors(self.raw, self._own.shard, self._own.replicate, dtype)
+        factors = torch_gradients.factors(self.raw, self._shard, self._replicate, dtype)
         return Reduction(
             dtype,
-            self._own.shard,
-            self._own.replicate,
+            self._shard,
+            self._replicate,
             factors.shard_op,
             factors.replicate_op,
             factors.predivide,
@@ -76,10 +84,36 @@ class FsdpUnit:
             factors.local_divide,
         )
 
-    def reduce_scatter(self, out: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> dist.Work | None:
+    def group(self, communicator: str) -> dist.ProcessGroup | None:
         """See `Unit`."""
-        assert reduction.shard_group is not None
-        return torch_gradients.reduce_scatter(self.raw, out, source, reduction.shard_group, reduction.shard_op)
+        return self._own.get(communicator)
+
+    def pack(self, gradients: Sequence[torch.Tensor], out: torch.Tensor, shard_size: int) -> None:
+        """See `Unit`."""
+        with torch.no_grad():
+            torch_gradients.copy_in(gradients, out, shard_size)
+
+    def reduce_scatter(
+        self, out: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup, reduction: Reduction
+    ) -> dist.Work | None:
+        """See `Unit`."""
+        return torch_gradients.reduce_scatter(self.raw, out, source, group, reduction.shard_op)
+
+    def shards_to_gather(self) -> Sequence[torch.Tensor] | None:
+        """See `Unit`."""
+        if self.shard_size == 1 or self._all_gather is None:
+            return None
+        return torch_parameters.shards_to_gather(self.raw)
+
+    def all_gather(self, out: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup) -> dist.Work | None:
+        """See `Unit`."""
+        assert self._all_gather is not None
+        return self._all_gather(out, source, group)
+
+    def set_parameters(self, gathered: torch.Tensor) -> None:
+        """See `Unit`."""
+        assert self._shard is not None
+        torch_parameters.set_whole(self.raw, gathered, self._shard)
 
     def gradient_dtype(self, layout: Layout) -> torch.dtype:
         """See `Unit`."""
@@ -111,7 +145,10 @@ class FsdpGradients:
         """Bytes of the unsharded gradients that were not packed yet."""
         return sum(g.nbytes for g in self.taken.values())
 
-    def pack(self, out: torch.Tensor) -> None:
+    def take(self) -> list[torch.Tensor]:
         """See `Gradients`."""
         with torch.no_grad():
-            torch_gradients.copy_in(self.raw, self.taken, out, self.reduction.shard_size)
+            return [
+                torch_gradients.laid_out(self.raw, position, self.taken.pop(position), self.reduction.shard_size)
+                for position in list(self.taken)
+            ]

@@ -97,6 +97,11 @@ class Module(BaseModel):
         return sum(p.padded_numel(self.shard_size) for p in self.trainable)
 
     @property
+    def shard_numel(self) -> int:
+        """Elements of the reduced shard on one rank, padding included."""
+        return self.reduced_numel // self.shard_size
+
+    @property
     def gradient_bytes(self) -> int:
         """Bytes of the unsharded gradients as autograd leaves them (in the dtype that compute used), on one rank."""
         return sum(p.numel for p in self.trainable) * ITEMSIZE_BYTES[self.gather_dtype]

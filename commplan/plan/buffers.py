@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from commplan.graph.timeline import orders
 from commplan.language.modules import Module, ModuleTable
-from commplan.ops import ITEMSIZE_BYTES, Kind, Section, When
+from commplan.ops import ITEMSIZE_BYTES, Kind, Section, When, piece_bounds
 from commplan.plan.model import Backwards, Buffer, BufferKind, Hook, OpStep
 from commplan.plan.order import StepOrder
 
@@ -96,7 +96,7 @@ class _Ledger:
             )
             if packed_by is None:
                 continue
-            packed = self.numbers(packed_by)[-1]
+            packed = self.numbers(packed_by)[0]
             if _backwards(packed_by) is Backwards.LAST:
                 size_bytes = module.accumulated_gradient_bytes
                 yield Buffer(BufferKind.GRADIENT, n, n, size_bytes, 0, self.num_steps, Backwards.EARLIER)
@@ -110,17 +110,14 @@ class _Ledger:
             wire_bytes = sum(m.reduced_numel * self.itemsize_bytes(m, step) for m in self.members(step))
             yield self.while_running(BufferKind.RS_INPUT, step, wire_bytes)
             yield from self.shard(step)
-            if self.casts(step):
-                sizes = (m.reduced_numel // m.shard_size * self.itemsize_bytes(m, step) for m in self.members(step))
+            if self.casts(step) or self.is_interleaved(step):
+                sizes = (m.shard_numel * self.itemsize_bytes(m, step) for m in self.members(step))
                 yield self.while_running(BufferKind.WIRE, step, sum(sizes))
-        scattered = self.by_kind[Kind.REDUCE_SCATTER]
         for step in self.ops(Kind.ALL_REDUCE):
-            packs = step.op.first not in scattered
-            if packs:
+            if step.op.first not in self.by_kind[Kind.REDUCE_SCATTER]:
                 yield from self.shard(step)
-            if self.casts(step) or (len(step.op.members) > 1 and not packs):
-                sizes = (m.reduced_numel // m.shard_size * self.itemsize_bytes(m, step) for m in self.members(step))
-                yield from self.copies(step, sum(sizes))
+            if self.casts(step) or self.is_interleaved(step) or not self.is_side_by_side(step):
+                yield from self.copies(step)
 
     def parameters(self) -> Iterator[Buffer]:
         """Gathered parameters, until the gradients of their module are complete; without gradients, until the end."""
@@ -155,13 +152,23 @@ class _Ledger:
         op = step.op
         return Buffer(kind, op.first, op.last, size_bytes, self.order.step_of[step.op], self.known(step), _backwards(step))
 
-    def copies(self, step: OpStep, size_bytes: int) -> Iterator[Buffer]:
+    def is_interleaved(self, step: OpStep) -> bool:
+        """Whether a piece of an op is no contiguous part of the shards, since each member has its part of it."""
+        return len(step.op.members) > 1 and step.op.pieces > 1
+
+    def is_side_by_side(self, step: OpStep) -> bool:
+        """Whether the shards that an all-reduce works on are one buffer: those of one reduce-scatter, or packed by itself."""
+        scattered = self.by_kind[Kind.REDUCE_SCATTER]
+        return len({scattered[n].op if n in scattered else None for n in step.op.members}) == 1
+
+    def copies(self, step: OpStep) -> Iterator[Buffer]:
         """A copy for each piece of an op."""
-        op = step.op
-        piece_bytes = -(-size_bytes // step.op.pieces)
-        for number in self.numbers(step):
+        op, members = step.op, self.members(step)
+        for piece, number in enumerate(self.numbers(step)):
+            bounds = (piece_bounds(m.shard_numel, piece, op.pieces) for m in members)
+            size_bytes = sum(end - begin for begin, end in bounds) * self.itemsize_bytes(members[0], step)
             freed = self.order.known[number]
-            yield Buffer(BufferKind.WIRE, op.first, op.last, piece_bytes, number, freed, _backwards(step))
+            yield Buffer(BufferKind.WIRE, op.first, op.last, size_bytes, number, freed, _backwards(step))
 
     def shard(self, step: OpStep) -> Iterator[Buffer]:
         """The result of a reduction, until every member is applied; in backwards without its all-reduce it stays, and is

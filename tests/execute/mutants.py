@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 from commplan.execute import collectives
 from commplan.execute.backward import Backward
+from commplan.execute.collectives import Call
 from commplan.execute.executor import Executor
 from commplan.execute.issuing import Issuer
 from commplan.ops import Kind
@@ -36,8 +37,9 @@ def waits_do_nothing() -> Any:
 def ops_of_a_kind_wait_for_nothing(kind: Kind) -> Mutant:
     """Ops of a kind start whatever they should wait for."""
 
-    def issue(original: Any, self: Issuer, backward: Backward, step: OpStep, instance: Any, *rest: Any) -> None:
-        original(self, backward, step, instance, *([[]] if step.kind is kind else rest))
+    def issue(original: Any, self: Issuer, backward: Backward, step: OpStep, *rest: Any) -> None:
+        waits, number = rest
+        original(self, backward, step, [] if step.kind is kind else waits, number)
 
     return lambda: _wrap(Issuer, "issue", issue)
 
@@ -59,12 +61,13 @@ def every_shard_is_released_in_its_hook() -> Any:
 def inputs_are_released_when_issued() -> Any:
     """A reduce-scatter's input is given back before it ran."""
 
-    def issue(original: Any, self: Issuer, backward: Backward, step: OpStep, instance: Any, *rest: Any) -> None:
-        original(self, backward, step, instance, *rest)
-        if instance is not None and step.kind is Kind.REDUCE_SCATTER:
-            instance.release_inputs(self._store.memory)
+    def reduce(original: Any, self: Issuer, backward: Backward, call: Call, *rest: Any) -> None:
+        original(self, backward, call, *rest)
+        if call.step.kind is Kind.REDUCE_SCATTER:
+            for instance in call.instances:
+                instance.release_inputs(self._store.memory)
 
-    return _wrap(Issuer, "issue", issue)
+    return _wrap(Issuer, "_reduce", reduce)
 
 
 def inputs_are_never_released() -> Any:
@@ -80,23 +83,24 @@ def inputs_are_never_released() -> Any:
 def gradients_are_let_go_late() -> Any:
     """Gradients that were held are let go when there is a shard of them, not before."""
 
-    def issue(original: Any, self: Issuer, backward: Backward, step: OpStep, instance: Any, *rest: Any) -> None:
+    def reduce(original: Any, self: Issuer, backward: Backward, call: Call, *rest: Any) -> None:
         held_bytes = 0
-        if instance is not None and instance.gradients is not None:
-            held_bytes, instance.held_bytes = instance.held_bytes, 0
-        original(self, backward, step, instance, *rest)
+        for instance in call.instances:
+            if instance.gradients is not None:
+                held_bytes, instance.held_bytes = held_bytes + instance.held_bytes, 0
+        original(self, backward, call, *rest)
         self._store.memory.drop(held_bytes)
 
-    return _wrap(Issuer, "issue", issue)
+    return _wrap(Issuer, "_reduce", reduce)
 
 
 def partial_sums_are_dropped() -> Any:
     """What an earlier backward left is forgotten."""
 
-    def begin(original: Any, self: Executor) -> None:
+    def begin(original: Any, self: Executor, **settings: Any) -> None:
         if self._backward is None:
             self._store.partial_sums.clear()
-        original(self)
+        original(self, **settings)
 
     return _wrap(Executor, "begin", begin)
 
@@ -123,13 +127,13 @@ def postdivide_is_forgotten() -> Any:
 def skipped_ops_hold_no_place() -> Any:
     """An op with nothing to do is not queued, so what waits for it waits for nothing."""
 
-    def issue(original: Any, self: Issuer, backward: Backward, step: OpStep, instance: Any, *rest: Any) -> None:
-        if instance is None:
-            backward.tokens[step.op] = self._lanes.mark()
+    def reduce(original: Any, self: Issuer, backward: Backward, call: Call, *rest: Any) -> None:
+        if call.instances:
+            original(self, backward, call, *rest)
         else:
-            original(self, backward, step, instance, *rest)
+            backward.tokens[call.op] = self._lanes.mark()
 
-    return _wrap(Issuer, "issue", issue)
+    return _wrap(Issuer, "_reduce", reduce)
 
 
 MUTANTS: Mapping[str, Mutant] = {

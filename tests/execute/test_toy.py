@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import commplan
-from commplan.execute.executor import Executor, Machinery
+from commplan.execute.executor import Executor
+from commplan.execute.machinery import Machinery
 from commplan.execute.memory import Memory
 from commplan.execute.workers import WorkerLanes
 from tests.execute import scenarios
@@ -23,13 +24,18 @@ SCHEDULES = (*parity.SCHEDULES, (parity.HOLDING, {"k": 2}))
 def make_groups(here: Rank, shape: tuple[int, int]) -> dict[str, Groups]:
     mesh = here.mesh(shape)
     shard, replicate = mesh.get_group("shard"), mesh.get_group("replicate")
-    return {"both": Groups(shard, replicate), "shard": Groups(shard, None), "replicate": Groups(None, replicate)}
+    own = ("replicate@own", here.mesh(shape, ("own replicate", "own shard")).get_group("own replicate"))
+    return {
+        "both": Groups(shard, replicate, (own,)),
+        "shard": Groups(shard, None),
+        "replicate": Groups(None, replicate, (own,)),
+    }
 
 
 def run_many(here: Rank, shape: tuple[int, int], seeds: range, lazy: bool) -> None:
     groups = make_groups(here, shape)
     for seed in seeds:
-        scenario = scenarios.make(seed, SCHEDULES)
+        scenario = scenarios.make(seed, SCHEDULES, groups)
         lanes = LazyLanes(60) if lazy else WorkerLanes(60)
         memory = PoisonedMemory() if lazy else Memory()
         problems = scenarios.run(scenario, here.rank, groups, lanes, memory)
@@ -50,7 +56,7 @@ def first_noticed(here: Rank, mutant: str, seeds: range) -> list[str]:
     groups = make_groups(here, (2, 2))
     with MUTANTS[mutant]():
         for seed in seeds:
-            scenario = scenarios.make(seed, SCHEDULES)
+            scenario = scenarios.make(seed, SCHEDULES, groups)
             try:
                 problems = scenarios.run(scenario, here.rank, groups, LazyLanes(60), PoisonedMemory())
             except (AssertionError, KeyError) as error:

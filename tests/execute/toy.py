@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,10 +15,11 @@ from commplan.ops import Axis
 
 @dataclass(frozen=True)
 class Groups:
-    """The process groups of one mesh; None is an axis that it lacks."""
+    """The process groups of one mesh; None is an axis that it lacks. `own`: those of lanes with communicators of their own."""
 
     shard: dist.ProcessGroup | None
     replicate: dist.ProcessGroup | None
+    own: tuple[tuple[str, dist.ProcessGroup], ...] = ()
 
     @property
     def axes(self) -> dict[Axis, int]:
@@ -27,13 +29,17 @@ class Groups:
 
 @dataclass(eq=False)
 class ToyUnit:
-    """A module of some one-dimensional parameters; `grads` are its reduced shards."""
+    """A module of some one-dimensional parameters; `grads` are its reduced shards,
+    `gathered` what all-gathers brought, one row a rank,
+    `kept` whole gradients that were not handed over yet."""
 
     name: str
     numels: tuple[int, ...]
     groups: Groups
     all_reduce: bool = True
     grads: dict[int, torch.Tensor] = field(default_factory=dict)
+    gathered: list[torch.Tensor] = field(default_factory=list)
+    kept: dict[int, torch.Tensor] = field(default_factory=dict)
 
     device = torch.device("cpu")
 
@@ -52,8 +58,45 @@ class ToyUnit:
             num_ranks *= 1 if group is None else group.size()
         return Reduction(dtype, self.groups.shard, self.groups.replicate, sum_, sum_, postdivide=float(num_ranks))
 
-    def reduce_scatter(self, out: torch.Tensor, source: torch.Tensor, reduction: Reduction) -> dist.Work | None:
-        return dist.reduce_scatter_tensor(out, source, reduction.shard_op, reduction.shard_group, async_op=True)
+    def group(self, communicator: str) -> dist.ProcessGroup | None:
+        return {"shard": self.groups.shard, "replicate": self.groups.replicate, **dict(self.groups.own)}.get(communicator)
+
+    def pack(self, gradients: Sequence[torch.Tensor], out: torch.Tensor, shard_size: int) -> None:
+        rows = out.view(shard_size, -1)
+        rows.zero_()
+        offset = 0
+        for gradient in gradients:
+            numel = -(-gradient.numel() // shard_size)
+            padded = out.new_zeros(numel * shard_size)
+            padded[: gradient.numel()] = gradient
+            rows[:, offset : offset + numel] = padded.view(shard_size, numel)
+            offset += numel
+
+    def reduce_scatter(
+        self, out: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup, reduction: Reduction
+    ) -> dist.Work | None:
+        return dist.reduce_scatter_tensor(out, source, reduction.shard_op, group, async_op=True)
+
+    def shards_to_gather(self) -> Sequence[torch.Tensor] | None:
+        if self.groups.shard is None:
+            return None
+        return [self._shard(param, self.groups.shard.rank()) for param in range(len(self.numels))]
+
+    def all_shards(self) -> torch.Tensor:
+        """What an all-gather of this unit has to bring, one row a rank."""
+        rows = [[self._shard(param, rank) for param in range(len(self.numels))] for rank in range(self.num_shards)]
+        return torch.stack([torch.cat(row) for row in rows])
+
+    def _shard(self, param: int, rank: int) -> torch.Tensor:
+        """The parameter's shard on a rank of the shard group: numbers that no other module, parameter or rank has."""
+        numel = -(-self.numels[param] // self.num_shards)
+        return torch.arange(numel, dtype=torch.float32) + 10 * rank + 100 * param + 1000 * sum(map(ord, self.name))
+
+    def all_gather(self, out: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup) -> dist.Work | None:
+        return dist.all_gather_into_tensor(out, source, group, async_op=True)
+
+    def set_parameters(self, gathered: torch.Tensor) -> None:
+        self.gathered.append(gathered.clone())
 
     def gradient_dtype(self, layout: Layout) -> torch.dtype:
         return torch.float32
@@ -71,6 +114,22 @@ class ToyUnit:
         at = 0 if self.groups.shard is None else self.groups.shard.rank()
         return padded[at * numel : (at + 1) * numel]
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the whole gradients that were not handed over."""
+        return sum(gradient.nbytes for gradient in self.kept.values())
+
+    def add(self, of: dict[int, torch.Tensor], *, is_wide: bool) -> None:
+        """Whole gradients that compute made: they are added to what was kept."""
+        for param, gradient in of.items():
+            new = gradient.double() if is_wide else gradient
+            self.kept[param] = self.kept[param] + new if param in self.kept else new
+
+    def take_kept(self) -> dict[int, torch.Tensor]:
+        """Hand over what was kept."""
+        taken, self.kept = self.kept, {}
+        return taken
+
     def gradients(self, of: dict[int, torch.Tensor]) -> ToyGradients:
         """Complete gradients: parameter -> whole gradient."""
         return ToyGradients(self, dict(of))
@@ -87,16 +146,8 @@ class ToyGradients:
         self.layout = Layout(tuple(sorted(of)), tuple(-(-of[p].numel() // self._num_shards) for p in sorted(of)))
         self.size_bytes = sum(g.nbytes for g in of.values())
 
-    def pack(self, out: torch.Tensor) -> None:
-        rows = out.view(self._num_shards, -1)
-        rows.zero_()
-        offset = 0
-        for param, numel in zip(self.layout.params, self.layout.numels, strict=True):
-            padded = out.new_zeros(numel * self._num_shards)
-            padded[: self._of[param].numel()] = self._of[param]
-            rows[:, offset : offset + numel] = padded.view(self._num_shards, numel)
-            offset += numel
-        self._of.clear()
+    def take(self) -> list[torch.Tensor]:
+        return [self._of.pop(param) for param in self.layout.params]
 
 
 def table(units: list[ToyUnit]) -> ModuleTable:

@@ -13,6 +13,8 @@ import commplan
 from commplan.execute.report import BackwardReport
 from commplan.fsdp2 import Attachment, Options
 from commplan.language import library, resolve
+from commplan.ops import Axis, Kind
+from commplan.plan.model import OpStep, Plan
 from tests.worlds import models
 from tests.worlds.lazy import LazyLanes, PoisonedMemory
 from tests.worlds.world import Rank
@@ -164,6 +166,35 @@ def assert_equal(mine: dict[str, torch.Tensor | None], theirs: dict[str, torch.T
             )
 
 
+def is_exact(plan: Plan) -> bool:
+    """Whether gradients under `plan` are those of stock FSDP2 bit for bit, collectives being gloo's.
+
+    A narrower type on the wire rounds.  An all-reduce sums in an order that depends on the size of what is sent, which shows
+    where there is more than one order: from three ranks on.
+    """
+    for step in plan.steps:
+        if not isinstance(step, OpStep) or step.kind not in (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE):
+            continue
+        module = plan.modules.modules[step.op.first]
+        if step.dtype not in (None, module.reduce_dtype):
+            return False
+        is_cut_otherwise = len(step.op.members) > 1 or step.op.pieces > 1
+        if step.kind is Kind.ALL_REDUCE and is_cut_otherwise and module.axes[Axis.REPLICATE] > 2:
+            return False
+    return True
+
+
+def assert_near(mine: dict[str, torch.Tensor | None], theirs: dict[str, torch.Tensor | None], where: str) -> None:
+    """As near as a sum in bf16 comes; how near exactly is for tests of accuracy."""
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        one, other = mine[name], theirs[name]
+        assert (one is None) == (other is None), f"{where}: {name}: {one} against {other}"
+        if one is not None and other is not None and other.numel():
+            off = (one - other).abs().max()
+            assert off <= 2**-5 * other.abs().max(), f"{where}: {name}: off by {off}"
+
+
 def build(problem: Problem, here: Rank, shape: tuple[int, ...], sharding: dict[str, Any]) -> nn.Module:
     """The problem's model, equal on all ranks, sharded."""
     torch.manual_seed(0)
@@ -217,8 +248,9 @@ def compare(
                 if (report := attachment.last_backward) is not None:
                     reports[report.number] = report
 
+            assert_right = assert_equal if is_exact(attachment.plan) else assert_near
             for number, grads in enumerate(train(model, problem, here.rank, steps, after=note)):
-                assert_equal(grads, expected[number], f"{name} under {label}, step {number}")
+                assert_right(grads, expected[number], f"{name} under {label}, step {number}")
         peaks[label] = [(report.peak_bytes, report.declared_peak_bytes) for report in reports.values()]
         assert all(measured <= declared for measured, declared in peaks[label]), label
     return peaks
