@@ -219,22 +219,26 @@ class _Session:
         candidates = self._candidates()
         with Replay(model, device) as replay:
             yield
-            self._listener.progress(f"{self._about['model']}: attaching {len(candidates)} schedules")
+            self._listener.progress(f"{self._about['model']}; attaching {', '.join(c.name for c in candidates)}")
             rows = self._tried(model, candidates, replay)
         running = [i for i, row in enumerate(rows) if not row.refusal]
         self._rows = rows
         if len(running) == 1:
             return
-        for turn in turns(len(running), self._settings.num_steps, self._settings.block):
+        blocks = list(turns(len(running), self._settings.num_steps, self._settings.block))
+        num_steps = sum(WARM_UP_STEPS + turn.num_steps for turn in blocks)
+        self._listener.progress(f"{blocks[-1].num_rounds} rounds, {num_steps} steps in all")
+        for number, turn in enumerate(blocks, start=1):
             place = running[turn.row]
-            if turn.row == turn.round % len(running):
-                self._listener.progress(f"round {turn.round + 1} of {turn.num_rounds}")
             candidate = candidates[place - 1] if place else None
             with self._shown(model, candidate) as attachment:
                 samples = yield from _counted(turn.num_steps, device, attachment)
             # They count when every rank has them.
             worsts = [worst(of_step) for of_step in zip(*_gathered(samples), strict=True)]
             self._rows[place] = replace(self._rows[place], samples=(*self._rows[place].samples, *worsts))
+            if number % len(running) == 0:
+                medians = (f"{row.shown_name} {1e3 * row.step_s:.1f} ms" for row in self._rows if row.step_s is not None)
+                self._listener.progress(f"round {turn.round + 1} of {turn.num_rounds}: {', '.join(medians)}")
 
     def _candidates(self) -> list[Candidate]:
         """Those that were asked for, and the script's own."""
@@ -374,7 +378,8 @@ def _name(model: nn.Module) -> str:
 
 def _in_words(model: nn.Module) -> str:
     groups = _groups(model)
-    num_parameters = sum(p.numel() for p in model.parameters())
+    num = sum(p.numel() for p in model.parameters())
+    size = f"{num / 1e6:,.1f} M" if num >= 1e5 else f"{num:,}"
     mesh = private.mesh_facts(groups[0])
     replicas, shards = (1 if axis is None else axis.size() for axis in (mesh.replicate, mesh.shard))
-    return f"{_name(model)} of {len(groups)} modules, {num_parameters / 1e6:,.1f} M parameters, mesh ({replicas}, {shards})"
+    return f"{_name(model)} of {len(groups)} modules, {size} parameters, mesh ({replicas}, {shards})"

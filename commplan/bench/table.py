@@ -64,8 +64,8 @@ def _cells(result: Result, row: Row, has_device_memory: bool) -> tuple[str, ...]
         UNKNOWN if factor is None else f"{factor:.2f}",
         _ms(row.backward_s),
         _ms(row.exposed_s),
-        _mib(row.peak_bytes),
-        *([_mib(row.device_bytes)] if has_device_memory else []),
+        _size(row.peak_bytes),
+        *([_size(row.device_bytes)] if has_device_memory else []),
         _gradients(result, row),
     )
 
@@ -84,8 +84,10 @@ def _ms(seconds: float | None) -> str:
     return UNKNOWN if seconds is None else f"{seconds * 1e3:.1f} ms"
 
 
-def _mib(size_bytes: int | None) -> str:
-    return UNKNOWN if size_bytes is None else f"{size_bytes / 2**20:.1f} MiB"
+def _size(size_bytes: int | None) -> str:
+    if size_bytes is None:
+        return UNKNOWN
+    return f"{size_bytes / 2**20:.1f} MiB" if size_bytes >= 2**20 else f"{size_bytes / 2**10:.1f} KiB"
 
 
 def _shortened(reason: str) -> str:

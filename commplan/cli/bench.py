@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from commplan.bench import Outcome
 
 EXIT_INCOMPLETE: Final = 1
+LAST_WORD_S: Final = 2.0
+"""A launcher kills all ranks when one ends with an error. Rank 0 has so much time to tell what was measured."""
+
 HOW_TO_START: Final = "torchrun --nproc-per-node 4 -m commplan bench --steps 50 -- train.py ARGS..."
 
 BUILT_IN: Final[Mapping[str, int]] = {"modules": 8, "width": 256, "batch": 2, "context": 128}
@@ -37,7 +41,7 @@ def bench(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="-- SCRIPT ARGS...", help="The training script, or -m MODULE, and its arguments. Default: a built-in model."
+            metavar="SCRIPT", help="After --: the training script, or -m MODULE, and its arguments. Default: a built-in model."
         ),
     ] = None,
     schedules: Annotated[
@@ -89,6 +93,8 @@ def bench(
     printer = _Printer(json_file)
     if run(Settings(candidates, steps, block, gradients), work, printer):
         end_process_group()
+    if printer.exit_code and not printer.is_first:
+        time.sleep(LAST_WORD_S)
     raise typer.Exit(printer.exit_code)
 
 
@@ -98,18 +104,18 @@ class _Printer:
     def __init__(self, json_file: Path | None) -> None:
         self.exit_code = EXIT_INCOMPLETE
         self._json_file = json_file
-        self._is_first = os.environ["RANK"] == "0"
+        self.is_first = os.environ["RANK"] == "0"
 
     def progress(self, line: str) -> None:
         """On standard error."""
-        if self._is_first:
+        if self.is_first:
             print(f"commplan bench: {line}", file=sys.stderr, flush=True)
 
     def outcome(self, outcome: Outcome) -> None:
         """The table on standard output, and what went wrong on standard error."""
         from commplan.bench.table import lines
 
-        if outcome.result is not None and self._is_first:
+        if outcome.result is not None and self.is_first:
             print("\n".join(["", *map(render.visible, lines(outcome.result))]), flush=True)
         if outcome.error is not None:
             self.exit_code = _tell(outcome.error)
@@ -117,7 +123,7 @@ class _Printer:
             self.progress(outcome.problem)
         elif outcome.result.is_comparison:
             self.exit_code = 0
-        if outcome.result is not None and self._is_first and self._json_file is not None:
+        if outcome.result is not None and self.is_first and self._json_file is not None:
             try:
                 self._json_file.write_text(json.dumps(outcome.result.to_dict(), indent=2) + "\n", encoding="utf-8")
             except OSError as error:

@@ -124,6 +124,7 @@ def test_memory_of_a_device_has_a_column_where_it_is_known() -> None:
         return text_of(result(*(Row(name, samples=steps) for name in (STOCK, "a"))))
 
     assert "3.0 MiB" in of(Sample(1.0, device_bytes=3 << 20))
+    assert "3.0 KiB" in of(Sample(1.0, device_bytes=3 << 10))
     assert "device memory" in of(Sample(1.0, device_bytes=3 << 20))
     assert "device memory" not in of(Sample(1.0))
 
