@@ -227,7 +227,7 @@ class _Session:
             return
         blocks = list(turns(len(running), self._settings.num_steps, self._settings.block))
         num_steps = sum(WARM_UP_STEPS + turn.num_steps for turn in blocks)
-        self._listener.progress(f"{blocks[-1].num_rounds} rounds, {num_steps} steps in all")
+        self._listener.progress(f"{num_steps} steps to go")
         for number, turn in enumerate(blocks, start=1):
             place = running[turn.row]
             candidate = candidates[place - 1] if place else None
