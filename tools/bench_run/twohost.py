@@ -16,7 +16,7 @@ from demo_run.launch import watch
 
 from bench_run import twohost_work as work_
 from bench_run.twohost_figures import figures
-from bench_run.twohost_network import INTERFACE, Host, congestion_control, ended_by_signals, refuse_if_impossible, two_hosts
+from bench_run.twohost_network import CONGESTION_CONTROL, INTERFACE, Host, ended_by_signals, refuse_if_impossible, two_hosts
 from bench_run.twohost_work import Work
 from commplan.language import library
 
@@ -118,7 +118,7 @@ def _with_context(work: Work, found: Mapping[str, Any], result: Mapping[str, Any
 def _link(hosts: tuple[Host, Host], rate_mbit: float) -> dict[str, Any]:
     return {
         "rate_mbit": rate_mbit,
-        "congestion_control": congestion_control(hosts[0]),
+        "congestion_control": CONGESTION_CONTROL,
         "sent": [host.counters() for host in hosts],
     }
 

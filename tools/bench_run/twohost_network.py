@@ -25,12 +25,14 @@ _PROGRAMS: Final = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux",
 
 # Segments leave the stack in pieces of at most this size, and the bucket holds two of them. With pieces larger than the
 # bucket the kernel cuts them up, on the cores that the processes share; a larger bucket would let a link that was idle
-# run ahead of its rate: at 400 Mbit/s these are 0.7 ms.
-_SEGMENT_BYTES: Final = 16 << 10
-_BURST_S: Final = 0.65e-3
+# run ahead of its rate: at 400 Mbit/s these are 1.3 ms.
+_SEGMENT_BYTES: Final = 32 << 10
+_BURST_S: Final = 1.3e-3
 # How long a packet may queue before it is dropped. TCP keeps few packets of a connection in a queue of its own host, so
 # none is dropped.
 _QUEUE_S: Final = 0.05
+# Nothing is dropped here, so this one sends what the link takes; one that probes for bandwidth (BBR) leaves it idle at times.
+CONGESTION_CONTROL: Final = "reno"
 _COMMAND_S: Final = 10.0
 
 
@@ -93,12 +95,8 @@ def two_hosts(rate_mbit: float) -> Iterator[tuple[Host, Host]]:
             bucket = ["rate", f"{round(rate_mbit * 1e6)}bit", "burst", f"{burst_bytes}b", "latency", f"{_QUEUE_S * 1e3:g}ms"]
             host.run(["tc", "qdisc", "add", "dev", INTERFACE, "root", "tbf", *bucket])
             host.run(["ip", "link", "set", INTERFACE, "up"])
+            host.run(["sh", "-c", f"echo {CONGESTION_CONTROL} >/proc/sys/net/ipv4/tcp_congestion_control"])
         yield hosts
-
-
-def congestion_control(host: Host) -> str:
-    """The TCP congestion control of a host's connections: the machine's default."""
-    return host.run(["cat", "/proc/sys/net/ipv4/tcp_congestion_control"]).strip()
 
 
 @contextmanager
