@@ -42,3 +42,29 @@ def in_words(plan: Plan) -> str:
         f"{plan.schedule}{params}, plan {plan.digest[:12]}: {len(plan.modules.modules)} modules, lanes {lanes}, "
         f"{plan.peak_bytes:,} bytes of communication memory at most"
     )
+
+
+class LastBackwardWatch:
+    """Notices a training loop that never says which backward is the last of a step, under a schedule that asks for it."""
+
+    def __init__(self, schedule: str) -> None:
+        self._schedule = schedule
+        self._num_since_step = 0
+        self._is_quiet = False
+
+    def backward(self, *, is_last: bool) -> None:
+        """A backward begins."""
+        self._num_since_step += 1
+        if not is_last:
+            self._is_quiet = True
+        elif self._num_since_step > 1 and not self._is_quiet:
+            self._is_quiet = True
+            logger.warning(
+                "schedule %s does less in backwards that are not the last of their step, but all were said to be last: call "
+                "model.set_is_last_backward(False) before the forward of the others",
+                self._schedule,
+            )
+
+    def step(self) -> None:
+        """An optimizer takes the gradients."""
+        self._num_since_step = 0

@@ -20,6 +20,7 @@ from commplan.execute.executor import Executor
 from commplan.fsdp2 import torch_devices, torch_gradients
 from commplan.fsdp2 import torch_faults as faults
 from commplan.fsdp2 import torch_private as private
+from commplan.fsdp2.announce import LastBackwardWatch
 from commplan.fsdp2.faults import GatherPatience, Interruptions, holds_parameters_of, refuse_alterations
 from commplan.fsdp2.groups import Group, Orders, root_modules
 from commplan.fsdp2.unit import FsdpUnit
@@ -93,6 +94,7 @@ class Driver:
         self._at_exit = _weakly(executor.end_threads)
         self._interruptions = Interruptions(executor, groups, self._roots)
         self._timeout_s = timeout_s
+        self._last_backwards = LastBackwardWatch(executor.plan.schedule)
         self._use(orders)
 
     def install(self, model: nn.Module) -> None:
@@ -267,6 +269,8 @@ class Driver:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """No optimizer may take gradients that are incomplete. One that steps inside a backward knows what it does."""
+        if self.executor.accumulates and holds_parameters_of(optimizer, self._groups):
+            self._last_backwards.step()
         is_suspicious = self.executor.is_suspicious or self._interruptions.has_lost
         if not is_suspicious and not self._interruptions.backward_is_unfinished:
             return
@@ -297,6 +301,8 @@ class Driver:
             self.executor.set_plan(plan, [self._units[i] for i in orders.completion])
             self._use(orders)
         is_last = private.is_last_backward(self._roots)
+        if self.executor.accumulates:
+            self._last_backwards.backward(is_last=is_last)
         wanted = {self._need_place[index] for index in seen.need if index in self._need_place}
         self.executor.begin(is_last=is_last, wanted=wanted)
 

@@ -176,6 +176,7 @@ def _row(group: Group) -> Module:
         gather_dtype=_dtype_name(trainable.compute_dtype),
         resharded_after_forward=not group.is_gathered,
         group=mesh.identity,
+        scaling=private.scaling(group.raw),
     )
 
 

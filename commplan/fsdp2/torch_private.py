@@ -267,6 +267,12 @@ def refusals(group: ParamGroup) -> Iterator[str]:
             yield "divides gradients by a factor of its own over a shard axis of one rank; this takes torch 2.10 or newer"
 
 
+def scaling(group: ParamGroup) -> str:
+    """What the gradients of `group` are divided by, in words; empty where FSDP2 decides."""
+    divided = [] if group.gradient_divide_factor is None else [f"divided by {group.gradient_divide_factor}"]
+    return ", ".join(divided + ["summed"] * group.force_sum_reduction_for_comms)
+
+
 def settings(group: ParamGroup) -> str:
     """The settings of `group` that change its collectives, in words."""
     return (

@@ -132,10 +132,10 @@ def buckets(line: OpLine, modules: list[Module], params: Mapping[str, int]) -> l
 
 
 def _alike(one: Module, other: Module, line: OpLine) -> bool:
-    """Whether two modules may share a bucket: both need the op, in one dtype, over one mesh."""
+    """Whether two modules may share a bucket: both need the op, in one dtype, over one mesh, scaled alike."""
 
-    def mesh_and_dtype(module: Module) -> tuple[object, ...]:
-        kept = module.gather_dtype if line.kind is Kind.ALL_GATHER else module.reduce_dtype
-        return needs(module, line.kind), wire_dtype(module, line), kept, sorted(module.axes.items()), module.group
+    def look(module: Module) -> tuple[object, ...]:
+        own = module.gather_dtype if line.kind is Kind.ALL_GATHER else (module.reduce_dtype, module.scaling)
+        return needs(module, line.kind), wire_dtype(module, line), own, sorted(module.axes.items()), module.group
 
-    return needs(one, line.kind) and mesh_and_dtype(one) == mesh_and_dtype(other)
+    return needs(one, line.kind) and look(one) == look(other)

@@ -68,7 +68,8 @@ class Module(BaseModel):
     """One communication unit: a parameter group of the sharded model.
 
     `axes` maps the mesh axes it is spread over to their sizes: {"replicate": 2, "shard": 4}.  An axis that is absent has no
-    collective; one of size 1 has, over a group of one.  `group` tells meshes of equal sizes over different ranks apart.
+    collective; one of size 1 has, over a group of one.  `group` tells meshes of equal sizes over different ranks apart,
+    `scaling` what sums are divided by, if that is not the number of ranks: modules that differ in either share no bucket.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -80,6 +81,7 @@ class Module(BaseModel):
     gather_dtype: CommunicatedDtype = "float32"
     resharded_after_forward: bool = True
     group: str = ""
+    scaling: str = ""
 
     @property
     def shard_size(self) -> int:

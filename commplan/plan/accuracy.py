@@ -1,7 +1,7 @@
 """How far rounding can take the gradients of a plan from their exact mean.
 
-Each operation of a reduction rounds to nearest: fl(x) = x (1 + d), |d| <= u, u being the unit roundoff of its dtype (the standard
-model, Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, eq. 2.4).  A sum of p numbers passes each of
+Each operation of a reduction rounds to nearest: fl(x) = x (1 + d) with |d| <= u, the unit roundoff of its dtype (the standard
+model: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, eq. 2.4).  A sum of p numbers passes each of
 them through at most p - 1 additions, in whatever order a collective adds (section 4.2).  So every summand of a gradient comes
 with at most k factors (1 + d), and an element is off by at most ((1 + u)^k - 1) times the mean of the summands' magnitudes.
 Overflow and underflow are left out.

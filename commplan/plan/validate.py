@@ -128,7 +128,8 @@ def _member_faults(step: OpStep, plan: Plan, points: Timeline) -> Iterator[str]:
         yield "a module of it does not need it"
 
     def look(module: Module) -> tuple[object, ...]:
-        return module.gather_dtype if step.kind is Kind.ALL_GATHER else module.reduce_dtype, module.axes, module.group
+        own = module.gather_dtype if step.kind is Kind.ALL_GATHER else (module.reduce_dtype, module.scaling)
+        return own, module.axes, module.group
 
     if any(look(module) != look(modules[0]) for module in modules):
         yield "its modules differ in dtype or mesh"

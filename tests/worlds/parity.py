@@ -13,7 +13,7 @@ import commplan
 from commplan.execute.report import BackwardReport
 from commplan.fsdp2 import Attachment, Options
 from commplan.language import library, resolve
-from commplan.ops import Axis, Kind
+from commplan.ops import Kind
 from commplan.plan.model import OpStep, Plan
 from tests.worlds import models
 from tests.worlds.lazy import LazyLanes, PoisonedMemory
@@ -21,15 +21,20 @@ from tests.worlds.world import Rank
 
 Schedule = tuple[str, dict[str, int]]
 
+ROUNDING: Final[Sequence[Schedule]] = (("low_precision_reduce_scatter", {}),)
+"""Those of the library that send gradients in another dtype: near to stock FSDP2's gradients, not equal."""
+
+LIBRARY: Final[Sequence[Schedule]] = tuple((name, {}) for name in library.names() if (name, {}) not in ROUNDING)
+"""The rest of the library."""
+
 SCHEDULES: Final[Sequence[Schedule]] = (
-    *((name, {}) for name in library.names()),
+    *LIBRARY,
     ("delayed_allreduce", {"k": 1}),
     ("delayed_allreduce", {"k": 3}),
     ("windowed_allreduce", {"k": 1}),
 )
-"""The whole library, and the edges of its params."""
+"""The same, and the edges of their params."""
 
-LIBRARY: Final[Sequence[Schedule]] = SCHEDULES[: len(library.names())]
 HOLDING: Final = """
 version: 1
 name: holding
@@ -49,6 +54,8 @@ DIFFERENT: Final[Sequence[Schedule]] = (
     ("bucketed_pipeline_depth2", {}),
     ("delayed_allreduce", {"k": 3}),
     ("fsdp2_native", {}),
+    ("chunked", {}),
+    ("prefetch_overlap", {}),
 )
 """Schedules that have little in common: for what hardly depends on the schedule."""
 
@@ -169,8 +176,8 @@ def assert_equal(mine: dict[str, torch.Tensor | None], theirs: dict[str, torch.T
 def is_exact(plan: Plan) -> bool:
     """Whether gradients under `plan` are those of stock FSDP2 bit for bit, collectives being gloo's.
 
-    A narrower type on the wire rounds.  An all-reduce sums in an order that depends on the size of what is sent, which shows
-    where there is more than one order: from three ranks on.
+    A narrower type on the wire rounds.  gloo sums in an order that depends on the size of what is sent, for reduce-scatters
+    too, which shows where there is more than one order: from three ranks on.
     """
     for step in plan.steps:
         if not isinstance(step, OpStep) or step.kind not in (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE):
@@ -179,20 +186,21 @@ def is_exact(plan: Plan) -> bool:
         if step.dtype not in (None, module.reduce_dtype):
             return False
         is_cut_otherwise = len(step.op.members) > 1 or step.op.pieces > 1
-        if step.kind is Kind.ALL_REDUCE and is_cut_otherwise and module.axes[Axis.REPLICATE] > 2:
+        if step.axis is not None and is_cut_otherwise and module.axes[step.axis] > 2:
             return False
     return True
 
 
 def assert_near(mine: dict[str, torch.Tensor | None], theirs: dict[str, torch.Tensor | None], where: str) -> None:
-    """As near as a sum in bf16 comes; how near exactly is for tests of accuracy."""
+    """As near as sums in bf16 come to the largest gradient of the model; how near exactly is for tests of accuracy."""
     assert mine.keys() == theirs.keys()
+    largest = max(float(grad.abs().max()) for grad in theirs.values() if grad is not None and grad.numel())
     for name in mine:
         one, other = mine[name], theirs[name]
         assert (one is None) == (other is None), f"{where}: {name}: {one} against {other}"
         if one is not None and other is not None and other.numel():
-            off = (one - other).abs().max()
-            assert off <= 2**-5 * other.abs().max(), f"{where}: {name}: off by {off}"
+            off = float((one - other).abs().max())
+            assert off <= 2**-5 * largest, f"{where}: {name}: off by {off}, of {largest}"
 
 
 def build(problem: Problem, here: Rank, shape: tuple[int, ...], sharding: dict[str, Any]) -> nn.Module:
@@ -216,7 +224,7 @@ def compare(
     shape: tuple[int, ...],
     steps: Sequence[Step],
     sharding: dict[str, Any],
-    schedules: Sequence[Schedule] = SCHEDULES,
+    schedules: Sequence[Schedule] = (*SCHEDULES, *ROUNDING),
     lazy: bool = False,
 ) -> dict[str, list[tuple[int, int]]]:
     """A case: every schedule against stock FSDP2.
@@ -248,9 +256,13 @@ def compare(
                 if (report := attachment.last_backward) is not None:
                     reports[report.number] = report
 
-            assert_right = assert_equal if is_exact(attachment.plan) else assert_near
             for number, grads in enumerate(train(model, problem, here.rank, steps, after=note)):
-                assert_right(grads, expected[number], f"{name} under {label}, step {number}")
+                where = f"{name} under {label}, step {number}"
+                if is_exact(attachment.plan):
+                    assert_equal(grads, expected[number], where)
+                elif number == 0:
+                    # Later steps train other models.
+                    assert_near(grads, expected[number], where)
         peaks[label] = [(report.peak_bytes, report.declared_peak_bytes) for report in reports.values()]
         assert all(measured <= declared for measured, declared in peaks[label]), label
     return peaks
