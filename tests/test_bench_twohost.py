@@ -123,7 +123,7 @@ class TestFigures:
         assert [rows[name]["gradients"] for name in "abc"] == [1e-9, 1e-3, "equal"]
         problems = twohost_figures.problems(found)
         assert len(problems) == 1
-        assert problems[0].startswith("180: a: WRONG")
+        assert problems[0].startswith("180: a: gradients differ by 1.0e-09")
         assert twohost_figures.problems(figures(b={"difference": 1e-3, "tolerance": 2e-3})) == []
 
     def test_table_names_everything(self) -> None:

@@ -83,11 +83,11 @@ def figures(setting: Mapping[str, Any], left_out: Mapping[str, str], num_modules
 
 
 def _note(difference: float, tolerance: float) -> str:
+    """What the schedule may do to gradients, of the largest one of a parameter, and whether it does more."""
+    allowed = f"up to {tolerance:.1g} allowed" if tolerance else "none allowed"
     if difference > tolerance:
-        return (
-            f"WRONG: gradients may differ by {tolerance:.1g} of the largest" if tolerance else "WRONG: gradients must be equal"
-        )
-    return f"gradients may differ by {tolerance:.1g} of the largest" if tolerance else ""
+        return f"WRONG: {allowed}"
+    return allowed if difference else ""
 
 
 def _stretch(seen: Sequence[Mapping[str, Any]], alone: Alone) -> dict[str, float]:
@@ -106,7 +106,7 @@ def _stretch(seen: Sequence[Mapping[str, Any]], alone: Alone) -> dict[str, float
 def problems(found: Mapping[str, Any]) -> list[str]:
     """What must not be, one line each."""
     return [
-        f"{setting}: {name}: {row['note']}; the largest difference is {row['gradients']}"
+        f"{setting}: {name}: gradients differ by {row['gradients']:.1e} of the largest; {row['note']}"
         for setting, of_setting in found.items()
         for name, row in of_setting["schedules"].items()
         if row["note"].startswith("WRONG")
@@ -135,10 +135,9 @@ def _table(setting: str, found: Mapping[str, Any]) -> list[str]:
         *(_row(title, found[f"{name}_s"], found) for name, title in _TITLES.items()),
     ]
     for name, row in found["schedules"].items():
-        gradients = EQUAL if row["gradients"] == EQUAL else f"{row['gradients']:.1e}"
+        gradients = EQUAL if row["gradients"] == EQUAL else f"{row['gradients']:.1e} off; {row['note']}"
         memory = f"{row['peak_bytes'] / 2**20:,.1f} MiB"
-        note = f"; {row['note']}" if row["note"] else ""
-        lines.append(f"{_row(name, row['median_s'], found)}{memory:>12}  {gradients}{note}")
+        lines.append(f"{_row(name, row['median_s'], found)}{memory:>12}  {gradients}")
     if setting == work_.REAL and "stretch" in found:
         stretch = found["stretch"]
         lines.append(
