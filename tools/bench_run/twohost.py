@@ -26,11 +26,12 @@ _SILENCE_S: Final = 120.0
 
 def add_options(command: argparse.ArgumentParser) -> None:
     """The options of `tools/bench twohost`."""
+    told = "backwards of each, the median counts (%(default)s)"
+    command.add_argument("--rounds", dest="runs", type=int, default=5, metavar="N", help=told)
+    command.add_argument("--modules", type=_count, default=12, metavar="N", help="modules of one weight (%(default)s)")
     command.add_argument(
-        "--rounds", dest="runs", type=int, default=5, help="backwards of each, the median counts (%(default)s)"
+        "--rate", type=_rate, default=400.0, metavar="MBIT", help="of the link, in Mbit/s each way (%(default)g)"
     )
-    command.add_argument("--modules", type=_count, default=12, help="modules of one weight (%(default)s)")
-    command.add_argument("--rate", type=_rate, default=400.0, help="of the link, in Mbit/s each way (%(default)g)")
     command.add_argument(
         "--compute",
         type=_settings,
