@@ -202,7 +202,7 @@ class TestOptions:
         ("arguments", "said"),
         [
             (("--schedules", "blocking,nothing"), "no schedule nothing"),
-            (("--compute", "-1"), "numbers of milliseconds"),
+            (("--compute", "-1"), "milliseconds, at most"),
             (("--rate", "0.5"), "between 1 and"),
             (("--modules", "0"), "at least 1"),
         ],

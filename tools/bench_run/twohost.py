@@ -9,6 +9,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from commplan.language import library
 
 LOGS: Final = Path(__file__).resolve().parents[2] / "runs" / "bench_twohost"
 _SILENCE_S: Final = 120.0
+_LONGEST_MS: Final = 10_000
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -57,8 +59,9 @@ def _rate(text: str) -> float:
 def _settings(text: str) -> tuple[str, ...]:
     found = []
     for part in text.split(","):
-        if part != work_.REAL and not 0 <= float(part) < _SILENCE_S * 1e3:
-            raise argparse.ArgumentTypeError(f"numbers of milliseconds, or {work_.REAL}, as in 50,100,{work_.REAL}")
+        if part != work_.REAL and not 0 <= float(part) <= _LONGEST_MS:
+            told = f"milliseconds, at most {_LONGEST_MS}, or {work_.REAL}, as in 50,100,{work_.REAL}"
+            raise argparse.ArgumentTypeError(told)
         found.append(part if part == work_.REAL else f"{float(part):g}")
     # Another model is needed for real compute: it comes last.
     return tuple(sorted(dict.fromkeys(found), key=lambda setting: setting == work_.REAL))
@@ -75,7 +78,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Figures by setting; see `measure_work`."""
     default = Work(options.schedules)
     settings = tuple(dict.fromkeys((*default.settings, *options.compute)))
-    return measure_work(Work(options.schedules, settings, options.modules, rounds=options.runs), options.rate, LOGS)
+    work = Work(options.schedules, settings, options.modules, rounds=options.runs)
+    return measure_work(replace(work, timeout_s=work.timeout_s + work.longest_s(options.rate)), options.rate, LOGS)
 
 
 def measure_work(work: Work, rate_mbit: float, logs: Path) -> dict[str, Any]:
@@ -99,7 +103,7 @@ def measure_work(work: Work, rate_mbit: float, logs: Path) -> dict[str, Any]:
             worker = [sys.executable, "-m", "bench_run.twohost_worker", str(work_path), str(rank)]
             host = hosts[rank // work_.RANKS_PER_HOST]
             commands.append(host.command([*worker, str(Path(folder, "store")), str(result_path)]))
-        watch(commands, logs, _told, _SILENCE_S, INTERFACE)
+        watch(commands, logs, _told, _SILENCE_S + 2 * work.longest_s(rate_mbit), INTERFACE)
         result = json.loads(result_path.read_text(encoding="utf-8"))
         link = _link(hosts, rate_mbit)
     return {setting: _with_context(work, found, result, link) for setting, found in result["settings"].items()}

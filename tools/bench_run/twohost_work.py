@@ -46,6 +46,11 @@ class Work:
     rounds: int = 5
     timeout_s: float = 60.0
 
+    def longest_s(self, rate_mbit: float) -> float:
+        """About the seconds of a backward in which nothing overlaps, over a link of `rate_mbit`."""
+        compute_s = max(float(setting) for setting in self.settings if setting != REAL) / 1e3
+        return self.num_modules * (compute_s + self.dim**2 * 32 / (rate_mbit * 1e6))
+
     def save(self, path: Path) -> None:
         """Write as JSON."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
