@@ -48,7 +48,7 @@ class Work:
 
     def longest_s(self, rate_mbit: float) -> float:
         """About the seconds of a backward in which nothing overlaps, over a link of `rate_mbit`."""
-        compute_s = max(float(setting) for setting in self.settings if setting != REAL) / 1e3
+        compute_s = max((float(setting) for setting in self.settings if setting != REAL), default=0.0) / 1e3
         return self.num_modules * (compute_s + self.dim**2 * 32 / (rate_mbit * 1e6))
 
     def save(self, path: Path) -> None:
