@@ -113,5 +113,5 @@ def shown(figures: dict[str, Any]) -> list[str]:
         lines.append(f"{told + (f', {unit}' if unit else ''):>56}{values}{grows}")
     return [
         *lines,
-        f"backward: medians of {figures['runs']}; exponents: from the least to the most, with the least of the other axis",
+        f"medians of {figures['runs']} (attach: of 3); exponents: from the least to the most, with the least of the other axis",
     ]
