@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 
 from commplan.errors import ExecutionError
 from commplan.execute.instance import Instance, PartialSum, add_into, merge_layouts
-from commplan.execute.interface import Reduction
+from commplan.execute.interface import Reduction, Unit
 from commplan.execute.lanes import Task
 from commplan.execute.packing import Cut, joined, pack
 from commplan.execute.store import Store
@@ -27,7 +28,7 @@ Add = Callable[[int, int], None]
 """Adds to the elements of a shard from the first to the second number what an earlier backward left."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One op, or one piece of it, with the reductions that take part in it in this backward, in the order of the plan.
 
@@ -47,58 +48,86 @@ class Call:
         return self.step.op
 
 
+@dataclass(slots=True)
+class _Scatter:
+    """A reduce-scatter of some reductions, all pieces of it.
+
+    Attributes:
+        shards: where each one's result belongs.
+        adders: what adds an earlier backward's to it, if there is anything.
+        is_copied: results are received elsewhere, and then cast or put into their places.
+    """
+
+    unit: Unit
+    group: dist.ProcessGroup | None
+    reduction: Reduction
+    cut: Cut
+    shards: Sequence[torch.Tensor]
+    adders: Sequence[Add | None]
+    is_copied: bool
+
+    def start(self, source: torch.Tensor, out: torch.Tensor) -> dist.Work | None:
+        """Begin a piece."""
+        reduction = self.reduction
+        _divide(source, reduction.predivide)
+        if reduction.shard_size > 1:
+            assert self.group is not None
+            return self.unit.reduce_scatter(out, source, self.group, reduction)
+        if reduction.local_divide is None:
+            out.copy_(source)
+        else:
+            torch.div(source, reduction.local_divide, out=out)
+        return None
+
+    def finish(self, piece: int, out: torch.Tensor) -> None:
+        """Put what was received where it belongs, and add."""
+        parts = out.split(self.cut.lengths[piece])
+        for shard, (begin, end), part, add in zip(self.shards, self.cut.bounds[piece], parts, self.adders, strict=True):
+            if self.is_copied:
+                shard[begin:end].copy_(part)
+            if add is not None:
+                add(begin, end)
+
+    def task(self, op: OpId, instances: Sequence[Instance], source: torch.Tensor, out: torch.Tensor, store: Store) -> Task:
+        """What the lane runs for one piece."""
+        has_rest = self.is_copied or any(self.adders)
+        start = partial(self.start, source, out)
+        finish = partial(self.finish, op.piece, out) if has_rest else nothing
+        return _collective(op, instances, self.group, start, finish, store)
+
+
 def reduce_scatter(call: Call, store: Store) -> Task | None:
     """Pack the gradients, reduce-scatter them, add what an earlier backward left."""
-    if call.op.piece > 0:
-        return store.take_piece(call.op)
+    op = call.op
+    if op.piece > 0:
+        return store.take_piece(op)
     instances = [instance for instance in call.instances if instance.gradients is not None]
     if not instances:
         return None
-    reduction = _common_reduction(call.op, instances)
+    unit, reduction = instances[0].unit, _common_reduction(op, instances)
     wire_dtype = call.wire_dtype or reduction.dtype
     shard_size, numels = reduction.shard_size, [instance.layout.numel for instance in instances]
+    numel = sum(numels)
     # A sum over different parameters is laid out anew: that takes all of it at once.
-    pieces = 1 if any(map(store.has_other_layout, instances)) else call.op.pieces
-    cut = Cut(numels, pieces)
-    packed = store.memory.allocate(sum(numels) * shard_size, wire_dtype, instances[0].unit.device)
+    cut = Cut(numels, 1 if any(map(store.has_other_layout, instances)) else op.pieces)
+    packed = store.memory.allocate(numel * shard_size, wire_dtype, unit.device)
     pack(instances, packed, cut, shard_size, store.memory)
     instances[0].inputs.append(packed)
-    result = store.memory.allocate(sum(numels), reduction.dtype, packed.device)
-    shards = result.split(numels)
+    received = result = store.memory.allocate(numel, reduction.dtype, unit.device)
+    shards = result.split(numels) if len(numels) > 1 else (result,)
     adders = [_accumulate(instance, shard, store) for instance, shard in zip(instances, shards, strict=True)]
-    received = result
-    if is_copied := wire_dtype != reduction.dtype or (len(instances) > 1 and pieces > 1):
-        received = store.copy(call.op, instances[0], sum(numels), wire_dtype, is_foreseen=call.copies_are_foreseen)
-    group = instances[0].unit.group(call.step.communicator)
-
-    def task(piece: int, source: torch.Tensor, out: torch.Tensor) -> Task:
-        def start() -> dist.Work | None:
-            _divide(source, reduction.predivide)
-            if reduction.shard_size > 1:
-                assert group is not None
-                return instances[0].unit.reduce_scatter(out, source, group, reduction)
-            if reduction.local_divide is None:
-                out.copy_(source)
-            else:
-                torch.div(source, reduction.local_divide, out=out)
-            return None
-
-        def finish() -> None:
-            parts = out.split(cut.lengths[piece])
-            for shard, (begin, end), part, add in zip(shards, cut.bounds[piece], parts, adders, strict=True):
-                if is_copied:
-                    shard[begin:end].copy_(part)
-                add(begin, end)
-
-        return _collective(replace(call.op, piece=piece), instances, group, start, finish, store)
-
-    if pieces == 1:
-        return task(0, packed, received)
+    is_copied = wire_dtype != reduction.dtype or (len(instances) > 1 and cut.pieces > 1)
+    if is_copied:
+        received = store.copy(op, instances[0], numel, wire_dtype, is_foreseen=call.copies_are_foreseen)
+    scatter = _Scatter(unit, unit.group(call.step.communicator), reduction, cut, shards, adders, is_copied)
+    if cut.pieces == 1:
+        return scatter.task(op, instances, packed, received, store)
     sources = packed.split([size * shard_size for size in cut.sizes])
-    cuts = zip(range(pieces), sources, received.split(cut.sizes), strict=True)
-    tasks = [(replace(call.op, piece=piece), task(piece, source, out)) for piece, source, out in cuts if out.numel()]
-    store.keep_pieces(tasks)
-    return store.take_piece(call.op)
+    for piece, (source, out) in enumerate(zip(sources, received.split(cut.sizes), strict=True)):
+        if out.numel():
+            name = replace(op, piece=piece)
+            store.keep_piece(name, scatter.task(name, instances, source, out, store))
+    return store.take_piece(op)
 
 
 def all_reduce(call: Call, store: Store) -> Task | None:
@@ -113,12 +142,8 @@ def all_reduce(call: Call, store: Store) -> Task | None:
         return None
     reduction = _common_reduction(call.op, instances)
     wire_dtype = call.wire_dtype or reduction.dtype
-    parts = []
-    for instance in instances:
-        assert instance.shard is not None
-        begin, end = piece_bounds(instance.layout.numel, call.op.piece, call.op.pieces)
-        parts.append(instance.shard if call.op.pieces == 1 else instance.shard[begin:end])
-    numel = sum(part.numel() for part in parts)
+    parts = _parts(call.op, instances)
+    numel = sum([part.numel() for part in parts])
     if numel == 0 and call.op.pieces > 1:
         return None
     in_place = joined(parts) if wire_dtype == reduction.dtype else None
@@ -156,9 +181,17 @@ def apply(call: Call, store: Store) -> Task | None:
         if gradient is not shard:
             gradient.copy_(shard)
 
-    name = instance.unit.name
-    around = store.around(call.op, name)
-    return Task(str(call.op), name, "this rank", start, nothing, is_communication=False, around=around)
+    words, around = store.words(call.op, instance.unit.name)
+    return Task(words, instance.unit.name, "this rank", start, nothing, is_communication=False, around=around)
+
+
+def _parts(op: OpId, instances: Sequence[Instance]) -> list[torch.Tensor]:
+    """What a piece of an op works on, of each shard."""
+    shards = [instance.shard for instance in instances if instance.shard is not None]
+    if op.pieces == 1:
+        return shards
+    bounds = [piece_bounds(shard.numel(), op.piece, op.pieces) for shard in shards]
+    return [shard[begin:end] for shard, (begin, end) in zip(shards, bounds, strict=True)]
 
 
 def _pack_whole(op: OpId, instances: Sequence[Instance], store: Store) -> None:
@@ -170,15 +203,17 @@ def _pack_whole(op: OpId, instances: Sequence[Instance], store: Store) -> None:
     _divide(whole, reduction.predivide)
     _divide(whole, reduction.local_divide)
     for instance, shard in zip(instances, whole.split(numels), strict=True):
-        _accumulate(instance, shard, store)(0, shard.numel())
+        if (add := _accumulate(instance, shard, store)) is not None:
+            add(0, shard.numel())
         instance.release_inputs(store.memory)
 
 
-def _accumulate(instance: Instance, shard: torch.Tensor, store: Store) -> Add:
+def _accumulate(instance: Instance, shard: torch.Tensor, store: Store) -> Add | None:
     """Let the instance's shard be `shard`, still to be filled, plus the unit's partial sum.
 
     Returns:
-        What adds the two, for the lane on which `shard` was filled; all at once, where they hold different parameters.
+        What adds the two, for the lane on which `shard` was filled; all at once, where they hold different parameters.  None
+        where there is no partial sum.
     """
     layout = instance.layout
     instance.shard = shard
@@ -193,10 +228,10 @@ def _accumulate(instance: Instance, shard: torch.Tensor, store: Store) -> Add:
     total, total_layout = instance.shard, instance.layout
     if not instance.all_reduce:
         store.partial_sums[instance.unit] = PartialSum(total_layout, total)
+    if previous is None:
+        return None
 
     def add(begin: int, end: int) -> None:
-        if previous is None:
-            return
         if total is not shard:
             total.zero_()
             add_into(total, total_layout, shard, layout)
@@ -234,8 +269,9 @@ def _collective(
     finish: Callable[[], None],
     store: Store,
 ) -> Task:
-    name = ", ".join(instance.unit.name for instance in instances)
-    return Task(str(op), name, group_name(group), start, finish, process_group=group, around=store.around(op, name))
+    name = ", ".join([instance.unit.name for instance in instances])
+    words, around = store.words(op, name)
+    return Task(words, name, store.group_name(group), start, finish, process_group=group, around=around)
 
 
 def _common_reduction(op: OpId, instances: Sequence[Instance]) -> Reduction:
@@ -253,8 +289,3 @@ def _common_reduction(op: OpId, instances: Sequence[Instance]) -> Reduction:
 def _divide(tensor: torch.Tensor, factor: float | None) -> None:
     if factor is not None and factor != 1:
         tensor.div_(factor)
-
-
-def group_name(group: dist.ProcessGroup | None) -> str:
-    """A process group in words."""
-    return "this rank" if group is None else f"the group of ranks {dist.get_process_group_ranks(group)}"

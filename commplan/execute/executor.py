@@ -67,6 +67,7 @@ class Executor:
         self._issuer = Issuer(machinery.lanes, self._store, before_each, machinery.make_range)
         self._backward: Backward | None = None
         self._num_backwards = 0
+        self._words: dict[tuple[object, ...], str] = {}
         self.last_report: BackwardReport | None = None
         self.set_plan(plan, units)
         self.health.watch()
@@ -134,6 +135,11 @@ class Executor:
         for lane in plan.lanes:
             self._lanes.open(lane.name, lane.priority)
         self._units = tuple(units)
+
+    def acts_before(self, need_index: int) -> bool:
+        """Whether `pre_backward` has anything to do."""
+        program = self._program
+        return program.gathers or need_index in program.pre_position or self._backward is None or self.health.is_suspicious
 
     @_on_compute
     def pre_backward(self, need_index: int) -> None:
@@ -243,7 +249,7 @@ class Executor:
     def _complete(self, module: int, gradients: Gradients) -> None:
         backward = self._current()
         instance = self._reduction_of(module, gradients)
-        backward.record.append(f"{instance.unit.name}: {instance.in_words()}")
+        backward.record.append(self._in_words(instance))
         position = self._program.post_position[module]
         if module in backward.live or module in backward.late:
             irregular.reduce_again(backward, module, instance, self._program, self._issuer)
@@ -272,6 +278,13 @@ class Executor:
             backward.kept.pop(module, None)
             backward.held[module] = (instance.held_bytes, 0)
         return instance
+
+    def _in_words(self, instance: Instance) -> str:
+        """What ranks have to have in common."""
+        key = instance.unit, instance.layout.params, instance.reduction.dtype, instance.all_reduce
+        if key not in self._words:
+            self._words[key] = f"{instance.unit.name}: {instance.in_words()}"
+        return self._words[key]
 
     def _arrive(self, module: int) -> None:
         """The gradients of a module are complete: open its hook, if those before it may be."""
@@ -329,8 +342,10 @@ class Executor:
             at = backward.cursor
             backward.cursor += 1
             hook = self._program.hooks[at]
-            for number, step in enumerate(hook.steps, self._program.first_step[at]):
+            number = self._program.first_step[at]
+            for step in hook.steps:
                 self._run_step(number, step)
+                number += 1
             if hook.section is Section.POST_BACKWARD and hook.n in backward.live:
                 self._hold(hook.n, backward.live[hook.n])
 

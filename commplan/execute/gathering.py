@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from commplan.execute.collectives import group_name, nothing
+from commplan.execute.collectives import nothing
 from commplan.execute.interface import Unit
 from commplan.execute.lanes import Task, Token
 from commplan.execute.packing import Cut, columns
@@ -22,12 +23,14 @@ class Gathered:
     """What one all-gather brings, all pieces of it, for the units in it that are not needed yet.
 
     Attributes:
-        buffer: shape (ranks * elements that one rank gives,): one piece after another, each one rank after another.
+        buffer: shape (ranks * elements that one rank gives,).
+        parts: its pieces, in each one rank after another, in that one unit after another.
         cut: elements that each unit gives, and how they are cut into pieces.
         last: the end of the last piece that was issued.
     """
 
     buffer: torch.Tensor
+    parts: Sequence[torch.Tensor]
     cut: Cut
     num_ranks: int
     left: dict[int, int]
@@ -35,12 +38,13 @@ class Gathered:
 
     def rows_of(self, place: int) -> torch.Tensor:
         """What all ranks gave for the unit at `place`, shape (ranks, elements)."""
-        columns = []
-        parts = self.buffer.split([size * self.num_ranks for size in self.cut.sizes])
-        for part, lengths in zip(parts, self.cut.lengths, strict=True):
+        if len(self.parts) == len(self.cut.numels) == 1:
+            return self.buffer.view(self.num_ranks, -1)
+        found = []
+        for part, lengths in zip(self.parts, self.cut.lengths, strict=True):
             if lengths[place]:
-                columns.append(part.view(self.num_ranks, -1).narrow(1, sum(lengths[:place]), lengths[place]))
-        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
+                found.append(part.view(self.num_ranks, -1).narrow(1, sum(lengths[:place]), lengths[place]))
+        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
 
 @dataclass(slots=True)
@@ -59,21 +63,28 @@ class Gathers:
 
     def prepare(self, step: OpStep) -> Task | None:
         """The all-gather of `step`, or a piece of it; None if it has nothing to do."""
-        if step.op.piece > 0:
-            return self.store.take_piece(step.op)
+        op = step.op
+        if op.piece > 0:
+            return self.store.take_piece(op)
         inputs: dict[int, Sequence[torch.Tensor]] = {}
-        for need_index in step.op.members:
+        for need_index in op.members:
             given = self.units[need_index].shards_to_gather() if need_index in self.wanted else None
             if given is not None and need_index not in self._under_way:
                 inputs[need_index] = given
         if not inputs:
             return None
-        units = [self.units[i] for i in inputs]
-        group = units[0].group(step.communicator)
+        group = self.units[next(iter(inputs))].group(step.communicator)
         assert group is not None
-        tasks = self._tasks(step.op, inputs, units, group)
-        self.store.keep_pieces(tasks)
-        return self.store.take_piece(step.op)
+        gathered, own = self._copy_in(op, inputs, group)
+        unit, name = self.units[next(iter(inputs))], ", ".join([self.units[i].name for i in inputs])
+        for piece, (part, mine) in enumerate(zip(gathered.parts, own, strict=True)):
+            if part.numel():
+                piece_op = op if piece == op.piece else replace(op, piece=piece)
+                words, around = self.store.words(piece_op, name)
+                start = partial(unit.all_gather, part, mine, group)
+                task = Task(words, name, self.store.group_name(group), start, nothing, process_group=group, around=around)
+                self.store.keep_piece(piece_op, task)
+        return self.store.take_piece(op)
 
     def issued(self, op: OpId, token: Token) -> None:
         """The op's task is in its lane."""
@@ -99,33 +110,25 @@ class Gathers:
             self.store.memory.give_back(gathered.buffer)
         self._under_way.clear()
 
-    def _tasks(
-        self, op: OpId, inputs: dict[int, Sequence[torch.Tensor]], units: Sequence[Unit], group: dist.ProcessGroup
-    ) -> Sequence[tuple[OpId, Task]]:
-        """Copy this rank's shards into their place, on compute; one task for each piece that holds anything."""
-        cut = Cut([sum(shard.numel() for shard in shards) for shards in inputs.values()], op.pieces)
+    def _copy_in(
+        self, op: OpId, inputs: Mapping[int, Sequence[torch.Tensor]], group: dist.ProcessGroup
+    ) -> tuple[Gathered, Sequence[torch.Tensor]]:
+        """Copy this rank's shards to their places in a new buffer, on compute; the places, one for each piece."""
+        cut = Cut([sum([shard.numel() for shard in shards]) for shards in inputs.values()], op.pieces)
         num_ranks, rank = group.size(), group.rank()
         first = next(iter(inputs.values()))[0]
         buffer = self.store.memory.borrow(sum(cut.numels) * num_ranks, first.dtype, first.device)
-        gathered = Gathered(buffer, cut, num_ranks, {need: place for place, need in enumerate(inputs)})
+        parts = buffer.split([size * num_ranks for size in cut.sizes]) if cut.pieces > 1 else (buffer,)
+        gathered = Gathered(buffer, parts, cut, num_ranks, {need: place for place, need in enumerate(inputs)})
         self._under_way.update(dict.fromkeys(inputs, gathered))
-        rows = [[shard.unsqueeze(0) for shard in shards] for shards in inputs.values()]
-        name = ", ".join(unit.name for unit in units)
-        tasks = []
-        parts = buffer.split([size * num_ranks for size in cut.sizes])
-        for piece, (part, bounds) in enumerate(zip(parts, cut.bounds, strict=True)):
-            if not part.numel():
-                continue
-            own = part.view(num_ranks, -1)[rank]
-            given = [c for of_one, within in zip(rows, bounds, strict=True) for c in columns(of_one, *within)]
-            with torch.no_grad():
-                torch.cat(given, dim=1, out=own.unsqueeze(0))
-            name_of_piece = replace(op, piece=piece)
-
-            def start(part: torch.Tensor = part, own: torch.Tensor = own) -> dist.Work | None:
-                return units[0].all_gather(part, own, group)
-
-            around = self.store.around(name_of_piece, name)
-            task = Task(str(name_of_piece), name, group_name(group), start, nothing, process_group=group, around=around)
-            tasks.append((name_of_piece, task))
-        return tasks
+        own = [part.view(num_ranks, -1)[rank] for part in parts]
+        with torch.no_grad():
+            if cut.pieces == 1:
+                torch.cat([shard for shards in inputs.values() for shard in shards], out=own[0])
+            else:
+                rows = [[shard.unsqueeze(0) for shard in shards] for shards in inputs.values()]
+                for mine, bounds in zip(own, cut.bounds, strict=True):
+                    given = [c for of_one, within in zip(rows, bounds, strict=True) for c in columns(of_one, *within)]
+                    if given:
+                        torch.cat(given, dim=1, out=mine.unsqueeze(0))
+        return gathered, own

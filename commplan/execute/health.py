@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 from commplan.errors import DivergenceError, ExecutionError
 from commplan.execute.control import Check
@@ -27,6 +27,7 @@ class Health:
         self._lookout = lookout
         self._checks: list[Check] = []
         self._failure: ExecutionError | None = None
+        self._failing = _Failing(self)
         self.where = "after backward 0"
         self.host_wait: tuple[str, float] | None = None
 
@@ -61,16 +62,9 @@ class Health:
             self._lanes.fail(self._failure)
         return self._failure
 
-    @contextlib.contextmanager
-    def failing(self) -> Iterator[None]:
+    def failing(self) -> AbstractContextManager[None]:
         """Inside, an ExecutionError is the end of this executor."""
-        try:
-            yield
-        except ExecutionError as error:
-            failure = self.fail(error)
-            if failure is error:
-                raise
-            raise failure from error
+        return self._failing
 
     def expect(self, check: Check) -> None:
         """Look at the outcome of `check` later."""
@@ -94,3 +88,17 @@ class Health:
         """Tell other ranks nothing more."""
         if self._lookout is not None:
             self._lookout.close()
+
+
+class _Failing:
+    """See `Health.failing`; a class, since it is entered several times for each module."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if isinstance(error, ExecutionError) and (failure := self._health.fail(error)) is not error:
+            raise failure from error

@@ -18,13 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """Which parameters a flat shard holds, in which order.
 
@@ -36,13 +38,18 @@ class Layout:
     params: tuple[int, ...]
     numels: tuple[int, ...]
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Elements of the flat shard."""
         return sum(self.numels)
 
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each parameter's shard begins in the flat shard."""
+        return tuple(accumulate(self.numels[:-1], initial=0)) if self.numels else ()
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Reduction:
     """How the gradients of one module are reduced; the same on every rank.
 
@@ -60,7 +67,7 @@ class Reduction:
     postdivide: float | None = None
     local_divide: float | None = None
 
-    @property
+    @cached_property
     def shard_size(self) -> int:
         """Ranks in the shard group."""
         return 1 if self.shard_group is None else self.shard_group.size()

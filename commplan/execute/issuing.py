@@ -43,8 +43,9 @@ class Issuer:
 
     def wait(self, tokens: Sequence[Token], why: str = "") -> None:
         """Let compute wait for `tokens`."""
-        with self._make_range(WAIT):
-            self._lanes.wait(tokens, why)
+        if tokens:
+            with self._make_range(WAIT):
+                self._lanes.wait(tokens, why)
 
     def issue(self, backward: Backward, step: OpStep, waits: Sequence[Token], number: int) -> None:
         """Issue step `number` of the plan, at its place, for those of its modules that are there."""
@@ -89,10 +90,12 @@ class Issuer:
 
     def _after_agreement(self, backward: Backward, task: Task, instances: Sequence[Instance]) -> Task:
         """`task`, which begins when all ranks reduce the same parameters, if it is the first collective of a reduction."""
+        if self._control is None:
+            return task
         fresh = [instance for instance in instances if not instance.is_agreed]
         for instance in fresh:
             instance.is_agreed = True
-        if self._control is None or not fresh:
+        if not fresh:
             return task
         told = [f"backward {backward.number}, {task.op} of {i.unit.name}: {i.in_words()}" for i in fresh]
         check = self._control.begin(Message.REDUCTION, told, before=str(task))

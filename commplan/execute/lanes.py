@@ -16,7 +16,7 @@ class Token(Protocol):
     """Stands for the end of one task."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Task:
     """One op as a lane runs it.
 
@@ -44,7 +44,7 @@ class Task:
         return " ".join([self.op, *([f"of module {self.module!r}"] if self.module else []), f"on {self.group}"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Interval:
     """One op on its lane, or one wait of compute (lane "compute"); `time.perf_counter` seconds.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from commplan.execute.instance import Instance, PartialSum
 from commplan.execute.interface import Unit
@@ -15,6 +16,8 @@ from commplan.execute.lanes import Task
 from commplan.execute.memory import Memory
 from commplan.execute.ranges import Range, no_range, op_range
 from commplan.ops import OpId
+
+Words = tuple[str, Callable[[], AbstractContextManager[object]]]
 
 
 @dataclass(slots=True)
@@ -34,10 +37,23 @@ class Store:
     irregular_bytes: int = 0
     make_range: Range = no_range
     _pieces: dict[OpId, Task] = field(default_factory=dict)
+    _words: dict[tuple[OpId, str], Words] = field(default_factory=dict)
+    _group_names: dict[dist.ProcessGroup | None, str] = field(default_factory=dict)
 
-    def around(self, op: OpId, module: str) -> Callable[[], AbstractContextManager[object]]:
-        """Makes the range that a profiler shows while an op runs."""
-        return partial(self.make_range, op_range(op, module))
+    def words(self, op: OpId, module: str) -> Words:
+        """The name of an op, and what makes the range that a profiler shows while it runs."""
+        found = self._words.get((op, module))
+        if found is None:
+            found = self._words[op, module] = str(op), partial(self.make_range, op_range(op, module))
+        return found
+
+    def group_name(self, group: dist.ProcessGroup | None) -> str:
+        """A process group in words."""
+        found = self._group_names.get(group)
+        if found is None:
+            found = "this rank" if group is None else f"the group of ranks {dist.get_process_group_ranks(group)}"
+            self._group_names[group] = found
+        return found
 
     def has_other_layout(self, instance: Instance) -> bool:
         """Whether there is a partial sum over other parameters than this reduction has."""
@@ -52,9 +68,9 @@ class Store:
             self.irregular_bytes += buffer.nbytes
         return buffer
 
-    def keep_pieces(self, tasks: Sequence[tuple[OpId, Task]]) -> None:
-        """Pieces of an op that were prepared with its first one."""
-        self._pieces.update(tasks)
+    def keep_piece(self, op: OpId, task: Task) -> None:
+        """A piece of an op, prepared with its first one."""
+        self._pieces[op] = task
 
     def take_piece(self, op: OpId) -> Task | None:
         """A piece that was kept; None if it has nothing to do."""

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 # A thread that waits longer than this in torch can't be ended with the process in peace.
 SLICE_S = 0.2
+_SLICE = timedelta(seconds=SLICE_S)
 
 
 def wait_in_slices(work: dist.Work, timeout_s: float, is_given_up: Callable[[], bool]) -> bool:
@@ -26,7 +27,7 @@ def wait_in_slices(work: dist.Work, timeout_s: float, is_given_up: Callable[[], 
         begin_s = time.perf_counter()
         slice_s = max(0.001, min(SLICE_S, deadline_s - begin_s))
         try:
-            work.wait(timedelta(seconds=slice_s))
+            work.wait(_SLICE if slice_s == SLICE_S else timedelta(seconds=slice_s))
             return True
         except RuntimeError:
             now_s = time.perf_counter()

@@ -1,13 +1,16 @@
-"""Lanes on a CPU: one worker thread a lane, collectives that block their worker and nobody else."""
+"""Lanes on a CPU: one worker thread a lane, collectives that block their worker and nobody else.
+
+A worker is woken only for a task that may start: whoever ends a task counts down what waits for it.
+"""
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from commplan.execute.lanes import Interval, Task, Token, failure_of, timeout_error
 from commplan.execute.waiting import wait_in_slices
@@ -18,35 +21,61 @@ GRACE_S = 0.5
 
 
 class Completion:
-    """The token of a task on a worker."""
+    """The token of a task on a worker: whether it is over, and what waits for that."""
 
-    __slots__ = ("done",)
+    __slots__ = ("done", "followers")
 
     def __init__(self, *, done: bool = False) -> None:
         self.done = done
+        self.followers: list[_Queued | _Gate] = []
+
+
+class _Gate:
+    """Holds the thread of compute until all that it waits for is over."""
+
+    __slots__ = ("lock", "missing")
+
+    def __init__(self, missing: int) -> None:
+        self.missing = missing
+        self.lock = threading.Lock()
+        self.lock.acquire()
+
+    def open(self) -> None:
+        """Let the thread go on; more than once does no harm."""
+        if self.lock.locked():
+            self.lock.release()
+
+
+class _Queued:
+    """A task on its way to its worker; `missing` counts what has to be over before."""
+
+    __slots__ = ("issued_s", "missing", "task", "token", "worker")
+
+    def __init__(self, task: Task, worker: _Worker, token: Completion, issued_s: float) -> None:
+        self.task = task
+        self.worker = worker
+        self.token = token
+        self.issued_s = issued_s
+        self.missing = 0
+
+    def open(self) -> None:
+        """Hand it to its worker."""
+        self.worker.ready.put(self)
 
 
 @dataclass(slots=True)
-class _Queued:
-    task: Task
-    waits: tuple[Completion, ...]
-    token: Completion
-    issued_s: float
-
-
 class _Worker:
-    """One lane: a thread, its queue, and what it is running."""
+    """One lane: a thread, the task that it may run next, and what it is running."""
 
-    def __init__(self, lane: str, owner: WorkerLanes) -> None:
-        self.lane = lane
-        self.queue: deque[_Queued] = deque()
-        self.running: tuple[Task, float] | None = None
-        self.thread = threading.Thread(target=owner.serve, args=(self,), name=f"commplan-{lane}", daemon=True)
-        self.thread.start()
+    lane: str
+    ready: queue.SimpleQueue[_Queued | None] = field(default_factory=queue.SimpleQueue)
+    last: Completion = field(default_factory=lambda: Completion(done=True))
+    running: tuple[Task, float] | None = None
+    thread: threading.Thread | None = None
 
 
 class WorkerLanes:
-    """In-order lanes as threads. One condition guards all of them: they are few, and ops are milliseconds long.
+    """In-order lanes as threads. One lock guards what waits for what; it is held for microseconds.
 
     Args:
         timeout_s: how long one collective may run.
@@ -54,8 +83,9 @@ class WorkerLanes:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._workers: dict[str, _Worker] = {}
+        self._gate: _Gate | None = None
         self._failure: Exception | None = None
         self._closing = False
         self._ops: list[Interval] = []
@@ -85,15 +115,15 @@ class WorkerLanes:
 
     def submit(self, lane: str, task: Task, waits: Sequence[Token]) -> Completion:
         """See `Lanes`."""
+        worker = self._workers.get(lane) or self._start(lane)
         token = Completion()
-        issued_s = time.perf_counter()
-        with self._changed:
+        queued = _Queued(task, worker, token, time.perf_counter())
+        with self._lock:
             self._raise_failure()
-            worker = self._workers.get(lane)
-            if worker is None:
-                worker = self._workers[lane] = _Worker(lane, self)
-            worker.queue.append(_Queued(task, tuple(w for w in waits if isinstance(w, Completion)), token, issued_s))
-            self._changed.notify_all()
+            self._follow(queued, (worker.last, *waits))
+            worker.last = token
+            if queued.missing == 0:
+                queued.open()
         return token
 
     def mark(self) -> Completion:
@@ -106,25 +136,14 @@ class WorkerLanes:
         Raises:
             ExecutionError: a task failed or took longer than the timeout; names it.
         """
-        pending = [t for t in tokens if isinstance(t, Completion) and not t.done]
-        if not pending:
-            with self._changed:
-                self._raise_failure()
-            return
         begin_s = time.perf_counter()
-        with self._changed:
-            while self._failure is None and not all(t.done for t in pending):
-                self._changed.wait(timeout=GRACE_S)
-                self._give_up_on_stuck()
-            self._raise_failure()
-        self._waits.append(Interval(why, COMPUTE_LANE, begin_s, time.perf_counter()))
+        if self._is_held(tokens):
+            self._waits.append(Interval(why, COMPUTE_LANE, begin_s, time.perf_counter()))
+        self._raise_failure()
 
     def drain(self) -> None:
         """See `Lanes`."""
-        with self._changed:
-            while self._failure is None and any(w.queue or w.running for w in self._workers.values()):
-                self._changed.wait(timeout=GRACE_S)
-                self._give_up_on_stuck()
+        self._is_held([worker.last for worker in self._workers.values()])
 
     def in_flight(self) -> tuple[tuple[str, float], ...]:
         """See `Lanes`."""
@@ -133,29 +152,56 @@ class WorkerLanes:
 
     def take_intervals(self) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
         """See `Lanes`."""
-        with self._changed:
+        with self._lock:
             taken = tuple(self._ops), tuple(self._waits)
             self._ops, self._waits = [], []
         return taken
 
     def close(self) -> None:
         """See `Lanes`. A worker that hangs in a collective is left behind; it is a daemon and touches nothing any more."""
-        with self._changed:
-            self._closing = True
-            for worker in self._workers.values():
-                worker.queue.clear()
-            self._changed.notify_all()
+        self._closing = True
         for worker in self._workers.values():
-            worker.thread.join(timeout=GRACE_S)
+            worker.ready.put(None)
+        for worker in self._workers.values():
+            if worker.thread is not None:
+                worker.thread.join(timeout=GRACE_S)
 
     def fail(self, error: Exception) -> None:
         """See `Lanes`."""
-        with self._changed:
+        with self._lock:
             if self._failure is None:
                 self._failure = error
-            for worker in self._workers.values():
-                worker.queue.clear()
-            self._changed.notify_all()
+            if self._gate is not None:
+                self._gate.open()
+
+    def _start(self, lane: str) -> _Worker:
+        worker = self._workers[lane] = _Worker(lane)
+        worker.thread = threading.Thread(target=self.serve, args=(worker,), name=f"commplan-{lane}", daemon=True)
+        worker.thread.start()
+        return worker
+
+    def _follow(self, follower: _Queued | _Gate, tokens: Sequence[Token]) -> None:
+        """Let `follower` be opened when all tokens are done; with the lock held."""
+        for token in tokens:
+            if isinstance(token, Completion) and not token.done:
+                token.followers.append(follower)
+                follower.missing += 1
+
+    def _is_held(self, tokens: Sequence[Token]) -> bool:
+        """Hold the thread of compute until all tokens are done, or something fails; whether it had to wait at all."""
+        pending = [token for token in tokens if isinstance(token, Completion) and not token.done]
+        if not pending:
+            return False
+        gate = _Gate(0)
+        with self._lock:
+            self._follow(gate, pending)
+            if gate.missing == 0 or self._failure is not None:
+                return False
+            self._gate = gate
+        while not gate.lock.acquire(timeout=GRACE_S):
+            self._give_up_on_stuck()
+        self._gate = None
+        return True
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -164,8 +210,9 @@ class WorkerLanes:
     def _give_up_on_stuck(self) -> None:
         now_s = time.perf_counter()
         for worker in self._workers.values():
-            if worker.running is not None:
-                task, begin_s = worker.running
+            running = worker.running
+            if running is not None:
+                task, begin_s = running
                 if now_s - begin_s > self._timeout_s + task.patience_s + GRACE_S:
                     self.fail(timeout_error(task, now_s - begin_s))
 
@@ -173,34 +220,37 @@ class WorkerLanes:
 
     def serve(self, worker: _Worker) -> None:
         """The loop of one worker thread."""
-        while (queued := self._next(worker)) is not None:
-            begin_s = time.perf_counter()
-            worker.running = (queued.task, begin_s)
-            try:
-                with queued.task.around():
-                    self._run(queued.task)
-            except Exception as error:  # noqa: BLE001 - raised again on the thread of compute
-                self.fail(failure_of(queued.task, error))
-            end_s = time.perf_counter()
-            with self._changed:
-                worker.running = None
-                queued.token.done = self._failure is None
-                if queued.task.is_communication:
-                    self._ops.append(Interval(queued.task.op, worker.lane, begin_s, end_s, queued.issued_s))
-                # The task holds its buffers: they must not outlive it in an idle worker's frame.
-                del queued
-                self._changed.notify_all()
+        while (queued := worker.ready.get()) is not None and not self._closing and self._failure is None:
+            self._serve_one(queued)
+            # The task holds its buffers: they must not outlive it in an idle worker's frame.
+            del queued
 
-    def _next(self, worker: _Worker) -> _Queued | None:
-        with self._changed:
-            while not self._closing:
-                if self._failure is None and worker.queue and all(w.done for w in worker.queue[0].waits):
-                    return worker.queue.popleft()
-                self._changed.wait()
-            return None
+    def _serve_one(self, queued: _Queued) -> None:
+        """Run a task that may start."""
+        task, worker, begin_s = queued.task, queued.worker, time.perf_counter()
+        worker.running = (task, begin_s)
+        try:
+            with task.around():
+                self._run(task, begin_s)
+        except Exception as error:  # noqa: BLE001 - raised again on the thread of compute
+            self.fail(failure_of(task, error))
+        worker.running = None
+        if task.is_communication:
+            self._ops.append(Interval(task.op, worker.lane, begin_s, time.perf_counter(), queued.issued_s))
+        if self._failure is None:
+            self._end(queued.token)
 
-    def _run(self, task: Task) -> None:
-        begin_s = time.perf_counter()
+    def _end(self, token: Completion) -> None:
+        """Open what waited for `token` alone."""
+        with self._lock:
+            token.done = True
+            followers, token.followers = token.followers, []
+            for follower in followers:
+                follower.missing -= 1
+                if follower.missing == 0:
+                    follower.open()
+
+    def _run(self, task: Task, begin_s: float) -> None:
         timeout_s = self._timeout_s + task.patience_s
         work = task.start()
         if work is not None and not wait_in_slices(work, timeout_s, self._is_given_up):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from commplan.errors import ExecutionError
 from commplan.execute.executor import Executor
-from commplan.fsdp2 import torch_devices, torch_gradients
+from commplan.fsdp2 import torch_devices, torch_gradients, torch_parameters
 from commplan.fsdp2 import torch_faults as faults
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.announce import LastBackwardWatch
@@ -95,6 +95,7 @@ class Driver:
         self._interruptions = Interruptions(executor, groups, self._roots)
         self._timeout_s = timeout_s
         self._last_backwards = LastBackwardWatch(executor.plan.schedule)
+        self._no_grads_on_failure = _OnFailure(self._drop_grads)
         self._use(orders)
 
     def install(self, model: nn.Module) -> None:
@@ -103,7 +104,9 @@ class Driver:
         for _, state in private.states(model):
             # Any state's may be the one that FSDP2 queues, the root's only as a rule.
             self._replace(state, private.FINAL_CALLBACK, self._final_callback)
-            self._replace(state, faults.QUEUES_CALLBACK, partial(self._queue_callback, state))
+            # Only FSDP2's own pre-backward calls it, under its guard from torch.compile.
+            queue_callback = getattr(state, faults.QUEUES_CALLBACK)
+            self._replacements.make(state, faults.QUEUES_CALLBACK, partial(self._queue_callback, state, queue_callback))
             if faults.resets_iterations():
                 self._replace(state, faults.RESETS_ITERATION, self._reset_iteration)
             if root_set.intersection(private.modules(state)):
@@ -148,7 +151,7 @@ class Driver:
 
     def _replace(self, owner: object, name: str, wrapper: Callable[..., Any]) -> None:
         """Let `owner.name(...)` be `wrapper(original, ...)`; torch.compile and type checks treat it as FSDP2's own."""
-        original = getattr(owner, name)
+        original = private.without_guard(getattr(owner, name))
         self._replacements.make(owner, name, private.as_hook(name, partial(wrapper, original)))
 
     def _use(self, orders: Orders) -> None:
@@ -186,16 +189,17 @@ class Driver:
             raise ExecutionError("create_graph=True is not supported: gradients under a schedule have no graph of their own")
         self._enter()
         self._need(index)
-        if self.executor.gathers:
+        if not self.executor.gathers:
+            original(*args)
+        elif not torch_parameters.begin_backward(self._groups[index].raw):
             # FSDP2's first argument asks for its own prefetch of what comes next.
             original(False, *args[1:])
-        else:
-            original(*args)
 
     def _need(self, index: int) -> None:
-        if index in self._need_place:
-            with self._no_grads_on_failure():
-                self.executor.pre_backward(self._need_place[index])
+        place = self._need_place.get(index)
+        if place is not None and self.executor.acts_before(place):
+            with self._no_grads_on_failure:
+                self.executor.pre_backward(place)
 
     def _post_backward(self, index: int, original: Callable[..., Any], *args: Any) -> None:
         self._enter()
@@ -205,20 +209,11 @@ class Driver:
         unit, place = self._units[index], self._place.get(index)
         keeps = place is not None and self.executor.keeps_whole(place)
         gradients = unit.take_gradients(keeps=keeps)
-        with self._no_grads_on_failure():
+        with self._no_grads_on_failure:
             if gradients is not None:
                 self.executor.complete(self._place[index], gradients)
             elif place is not None and keeps and (kept_bytes := unit.kept_bytes):
                 self.executor.keep(place, kept_bytes)
-
-    @contextlib.contextmanager
-    def _no_grads_on_failure(self) -> Iterator[None]:
-        """Where some gradients are incomplete or mixed, no optimizer may take any of them."""
-        try:
-            yield
-        except ExecutionError:
-            self._drop_grads()
-            raise
 
     def _drop_grads(self) -> None:
         for group in self._groups:
@@ -240,7 +235,7 @@ class Driver:
             original()
         if any(private.has_queued_callback(root) for root in self._roots):
             return
-        with self._no_grads_on_failure():
+        with self._no_grads_on_failure:
             self.executor.root()
         for raw in self._offloaded:
             torch_devices.finish_copies(raw)
@@ -255,7 +250,7 @@ class Driver:
         self.executor.health.raise_failure()
         if private.in_autograd():
             return
-        with self._no_grads_on_failure(), self.executor.health.failing():
+        with self._no_grads_on_failure, self.executor.health.failing():
             self.executor.health.settle(waits=False)
         if self._interruptions.is_unfinished:
             self._record.take()
@@ -277,7 +272,7 @@ class Driver:
         if private.in_autograd() or not holds_parameters_of(optimizer, self._groups):
             return
         self.executor.health.raise_failure()
-        with self._no_grads_on_failure(), self.executor.health.failing():
+        with self._no_grads_on_failure, self.executor.health.failing():
             self.executor.health.settle(waits=True)
         self._interruptions.before_step()
 
@@ -316,6 +311,20 @@ class Driver:
         if self.executor.has_pre_backward_hooks:
             need = _fit(need, [i for i in seen.need if i in self._place or i in thawed])
         return Orders(completion, need)
+
+
+class _OnFailure:
+    """Where some gradients are incomplete or mixed, no optimizer may take any of them: drops them, and raises on."""
+
+    def __init__(self, drop_grads: Callable[[], None]) -> None:
+        self._drop_grads = drop_grads
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if isinstance(error, ExecutionError):
+            self._drop_grads()
 
 
 def _weakly(method: Callable[..., None]) -> Callable[..., None]:

@@ -42,6 +42,8 @@ class Group:
 
     def with_thawed(self) -> Group:
         """The group, with parameters that have come to require a gradient."""
+        if all(self.trainable):
+            return self
         now = private.trainable(self.raw)
         if all(known or not is_trainable for known, is_trainable in zip(self.trainable, now, strict=True)):
             return self

@@ -33,27 +33,28 @@ def take_gradients(group: ParamGroup, *, keeps: bool = False) -> dict[int, torch
     """
     releases.end_recomputations(group)
     group._training_state = common.TrainingState.POST_BACKWARD
-    # A parameter that was never gathered has no gradient yet, and no place for one.
-    used = [(position, p) for position, p in enumerate(group.fsdp_params) if hasattr(p, "_unsharded_param")]
-    for _, p in used:
-        p.accumulate_unsharded_grad_if_needed()
     taken: dict[int, torch.Tensor] = {}
     reduces_unused = releases.reduces_unused(group)
     reduces = group.reduce_grads and not keeps
-    if reduces:
-        for position, p in used:
-            if p.unsharded_accumulated_grad is not None:
+    # A parameter that was never gathered has no gradient yet, and no place for one.
+    used = [(position, p, p._unsharded_param) for position, p in enumerate(group.fsdp_params) if hasattr(p, "_unsharded_param")]
+    for position, p, whole in used:
+        if p.unsharded_accumulated_grad is not None:
+            p.accumulate_unsharded_grad_if_needed()
+            if reduces:
                 taken[position] = p.unsharded_accumulated_grad_data
                 p.unsharded_accumulated_grad = None
-            elif p.unsharded_param.grad is not None:
-                taken[position] = p.unsharded_grad_data
-                p.unsharded_param.grad = None
-            elif reduces_unused and p.unsharded_param.requires_grad:
-                taken[position] = p.unsharded_zero_grad_data
+        elif not reduces:
+            continue
+        elif (gradient := whole.grad) is not None:
+            taken[position] = p.unsharded_grad_data if p.is_dtensor else gradient
+            whole.grad = None
+        elif reduces_unused and whole.requires_grad:
+            taken[position] = p.unsharded_zero_grad_data
     if group.reshard_after_backward:
         group.reshard()
     if not reduces:
-        for _, p in used:
+        for _, p, _ in used:
             p.to_accumulated_grad_if_needed()
     return taken
 
@@ -92,19 +93,26 @@ def shard_numel(group: ParamGroup, position: int, shard_size: int) -> int:
     return int(common._get_dim0_padded_size(torch.Size(size), shard_size).numel()) // shard_size
 
 
-def laid_out(group: ParamGroup, position: int, gradient: torch.Tensor, shard_size: int) -> torch.Tensor:
-    """A whole gradient with what belongs to one rank behind what belongs to the rank before it."""
-    dim = group.fsdp_params[position].fsdp_placement.dim
-    if shard_size > 1 and dim != 0:
-        return torch.cat(torch.chunk(gradient, shard_size, dim=dim), dim=0)
-    return gradient
+def laid_out(group: ParamGroup, gradients: dict[int, torch.Tensor], shard_size: int) -> list[torch.Tensor]:
+    """Whole gradients by position, each with what belongs to one rank behind what belongs to the rank before it; empties
+    `gradients`.
+    """
+    found = []
+    for position in list(gradients):
+        gradient = gradients.pop(position)
+        dim = group.fsdp_params[position].fsdp_placement.dim
+        if dim != 0 and shard_size > 1:
+            gradient = torch.cat(torch.chunk(gradient, shard_size, dim=dim), dim=0)
+        found.append(gradient)
+    return found
 
 
 def copy_in(gradients: Sequence[torch.Tensor], out: torch.Tensor, shard_size: int) -> None:
     """Lay whole gradients out as a reduce-scatter input, shape (shard_size * shard elements,)."""
-    if any(gradient.dtype != gradients[0].dtype for gradient in gradients):
+    if len({gradient.dtype for gradient in gradients}) > 1:
         gradients = [gradient.to(out.dtype) for gradient in gradients]
-    collectives.foreach_reduce_scatter_copy_in(list(gradients), out, shard_size)
+    # What FSDP2's own op does, without an op around it.
+    torch._chunk_cat(list(gradients), 0, shard_size, out=out.view(shard_size, -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +124,11 @@ class Factors:
     shard_op: ReduceOp
     replicate_op: ReduceOp
     local_divide: float | None
+
+
+def scaling(group: ParamGroup) -> tuple[object, ...]:
+    """The user's settings that `factors` depends on."""
+    return group.gradient_divide_factor, group.force_sum_reduction_for_comms
 
 
 def factors(
@@ -140,26 +153,32 @@ def reduce_scatter(
     return releases.reduce_scatter(group, out, source, process_group, op)
 
 
-def write_grad(group: ParamGroup, position: int, flat: torch.Tensor) -> bool:
-    """Set or accumulate `.grad` of one sharded parameter from its flat shard (orig dtype), then run its hooks.
+def write_grads(group: ParamGroup, positions: Sequence[int], offsets: Sequence[int], flat: torch.Tensor) -> bool:
+    """Set or accumulate `.grad` of sharded parameters, whose flat shards (orig dtype) begin at `offsets` of `flat`; run their
+    hooks.
 
     Returns:
-        True if `.grad` is now a view of `flat`.
+        True if some `.grad` is now a view of `flat`.
     """
-    p = group.fsdp_params[position]
-    gradient = torch.as_strided(flat, p.sharded_size, p.contiguous_sharded_stride, flat.storage_offset())
-    is_view = not p.offload_to_cpu or flat.device.type == "cpu"
-    if p.offload_to_cpu:
-        gradient = devices.to_host(p, gradient)
-    parameter = p.sharded_param
-    if parameter.grad is not None:
-        assert isinstance(parameter.grad, DTensor)
-        parameter.grad._local_tensor += gradient
-        is_view = False
-    else:
-        parameter.grad = p.to_sharded_dtensor(gradient)
-    for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
-        hook(parameter)
+    is_view = False
+    base = flat.storage_offset()
+    for position, offset in zip(positions, offsets, strict=True):
+        p = group.fsdp_params[position]
+        gradient = torch.as_strided(flat, p.sharded_size, p.contiguous_sharded_stride, base + offset)
+        stays = not p.offload_to_cpu or flat.device.type == "cpu"
+        if p.offload_to_cpu:
+            gradient = devices.to_host(p, gradient)
+        parameter = p.sharded_param
+        if parameter.grad is None:
+            # As FSDP2's `to_sharded_dtensor`, less a second half of the constructor that does nothing but keeps dynamo out.
+            parameter.grad = DTensor.__new__(DTensor, gradient, p._sharding_spec, requires_grad=False)
+            is_view |= stays
+        else:
+            assert isinstance(parameter.grad, DTensor)
+            parameter.grad._local_tensor += gradient
+        if hooks := getattr(parameter, "_post_accumulate_grad_hooks", None):
+            for hook in hooks.values():
+                hook(parameter)
     return is_view
 
 

@@ -9,27 +9,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
+from torch.autograd import grad_mode
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
-from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState
+from torch.distributed.fsdp._fully_shard import _fsdp_common as common
 
 from commplan.fsdp2 import torch_releases as releases
 from commplan.fsdp2.torch_private import ParamGroup, State
-
-
-def shards_to_gather(group: ParamGroup) -> Sequence[torch.Tensor] | None:
-    """This rank's flat shards in the dtype that compute uses; None where FSDP2 has to gather `group` by itself.
-
-    It has to where parameters are whole or being gathered, where it was told not to gather in backward, where parameters were
-    resharded over fewer ranks after forward, and where a tensor subclass brings an all-gather of its own.
-    """
-    if group.is_unsharded or group._all_gather_result is not None or not group.unshard_in_backward:
-        return None
-    params = group.fsdp_params
-    if any(p.sharded_state is not ShardedState.SHARDED or _has_own_gather(p._sharded_local_tensor) for p in params):
-        return None
-    inputs = [shard for of_one in collectives._get_param_all_gather_inputs(params) for shard in of_one]
-    return inputs if all(shard.dtype == inputs[0].dtype for shard in inputs) else None
-
 
 AllGather = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], dist.Work | None]
 
@@ -42,23 +27,80 @@ def default_all_gather(group: ParamGroup) -> AllGather | None:
     return lambda out, source, process_group: found(out, source, group=process_group, async_op=True)
 
 
-def set_whole(group: ParamGroup, gathered: torch.Tensor, process_group: dist.ProcessGroup) -> None:
-    """The second half of FSDP2's unshard: split what was gathered, shape (ranks, elements of one), into whole parameters."""
-    params = group.fsdp_params
-    numels = [p._sharded_param_data.numel() for p in params]
-    result = collectives.AllGatherResult(
-        gathered, None, None, [[gathered.dtype] for _ in params], [[numel] for numel in numels], numels
-    )
-    collectives.foreach_all_gather_copy_out(result, params, process_group)
-    for p in params:
-        p.init_unsharded_param()
-    group._to_unsharded()
+class Parameters:
+    """The parameters of one group on their way through an all-gather; keeps what is the same each time."""
+
+    def __init__(self, group: ParamGroup) -> None:
+        self._group = group
+        self._numels: list[int] = []
+        self._outputs: list[torch.Tensor] = []
+        self._rows: list[torch.Tensor] = []
+
+    def shards_to_gather(self) -> Sequence[torch.Tensor] | None:
+        """This rank's flat shards in the dtype that compute uses; None where FSDP2 has to gather the group by itself.
+
+        It has to where parameters are whole or being gathered, where it was told not to gather in backward, where parameters
+        were resharded over fewer ranks after forward, and where a tensor subclass brings an all-gather of its own.
+        """
+        group, params = self._group, self._group.fsdp_params
+        if group._all_gather_result is not None or not group.is_sharded or not group.unshard_in_backward:
+            return None
+        if any(hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather") for p in params):
+            return None
+        if all(p.param_dtype is None and not p.offload_to_cpu for p in params):
+            inputs = [p._sharded_param_data for p in params]
+        else:
+            inputs = [shard for of_one in collectives._get_param_all_gather_inputs(params) for shard in of_one]
+        return inputs if all(shard.dtype == inputs[0].dtype for shard in inputs) else None
+
+    def set_whole(self, gathered: torch.Tensor, process_group: dist.ProcessGroup) -> None:
+        """The second half of FSDP2's unshard: split what was gathered, shape (ranks, elements of one), into parameters."""
+        if self._has_outputs():
+            for output in self._outputs:
+                storage, size_bytes = output.untyped_storage(), output.nbytes
+                if storage.size() != size_bytes:
+                    storage.resize_(size_bytes)
+            with torch.no_grad(), grad_mode._unsafe_preserve_version_counter(tuple(self._rows)):
+                torch.split_with_sizes_copy(gathered, self._numels, dim=1, out=self._rows)
+        else:
+            self._set_by_fsdp2(gathered, process_group)
+        self._group._to_unsharded()
+
+    def _has_outputs(self) -> bool:
+        """Whether FSDP2 has made the tensors that whole parameters are, and what is gathered can be copied there at once."""
+        params = self._group.fsdp_params
+        if self._outputs and all(p.all_gather_outputs[0] is output for p, output in zip(params, self._outputs, strict=True)):
+            return True
+        if any(not hasattr(p, "_unsharded_param") or p.fsdp_placement.dim != 0 for p in params):
+            return False
+        self._numels = [p._sharded_param_data.numel() for p in params]
+        self._outputs = [p.all_gather_outputs[0] for p in params]
+        num_ranks = self._group._all_gather_process_group.size()
+        self._rows = [output.view(num_ranks, -1) for output in self._outputs]
+        return True
+
+    def _set_by_fsdp2(self, gathered: torch.Tensor, process_group: dist.ProcessGroup) -> None:
+        params = self._group.fsdp_params
+        numels = [p._sharded_param_data.numel() for p in params]
+        dtypes = [[gathered.dtype] for _ in params]
+        result = collectives.AllGatherResult(gathered, None, None, dtypes, [[numel] for numel in numels], numels)
+        collectives.foreach_all_gather_copy_out(result, params, process_group)
+        for p in params:
+            p.init_unsharded_param()
+
+
+def begin_backward(group: ParamGroup) -> bool:
+    """What FSDP2's pre-backward does where parameters are whole and nothing is to be gathered ahead.
+
+    Returns:
+        Whether they are; if not, nothing was done.
+    """
+    if not group.is_unsharded or group._all_gather_result is not None:
+        return False
+    group._training_state = common.TrainingState.PRE_BACKWARD
+    return True
 
 
 def prefetches_in_backward(state: State) -> bool:
     """Whether a user told FSDP2 what to gather ahead in backward."""
     return bool(state._states_to_backward_prefetch)
-
-
-def _has_own_gather(shard: torch.Tensor) -> bool:
-    return hasattr(shard, "fsdp_pre_all_gather")

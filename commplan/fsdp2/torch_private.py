@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MethodType
 from typing import Any, Final, cast
 
 import torch
@@ -85,10 +87,14 @@ def end_group(group: dist.ProcessGroup) -> None:
 
 def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, never traced by torch.compile; as FSDP2 does with its own hooks, dynamo is imported at the first call."""
+    disabled: Callable[..., Any] | None = None
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return torch._dynamo.disable(function, recursive=True, reason="skipping commplan's hooks")(*args, **kwargs)
+        nonlocal disabled
+        if disabled is None:
+            disabled = torch._dynamo.disable(function, recursive=True, reason="skipping commplan's hooks")
+        return disabled(*args, **kwargs)
 
     return call
 
@@ -104,6 +110,13 @@ def as_hook(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return without_dynamo(call)
+
+
+def without_guard(method: Callable[..., Any]) -> Callable[..., Any]:
+    """FSDP2's `method` without its guard from torch.compile, for callers that have one; what others put around it stays."""
+    if not isinstance(method, MethodType) or method.__code__ is not common._dynamo_disable(lambda: None).__code__:
+        return method
+    return functools.partial(inspect.unwrap(method.__func__, stop=lambda f: f is not method.__func__), method.__self__)
 
 
 def state_of(module: FSDPModule) -> State:

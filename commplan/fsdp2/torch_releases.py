@@ -292,10 +292,15 @@ def reduce_scatter(group: Any, out: torch.Tensor, source: torch.Tensor, process_
 def foreign_reduce_scatter(group: Any) -> str | None:
     """The name of a reduce-scatter that is not FSDP2's default, if a user asked for one."""
     if hasattr(group, "_reduce_scatter_comm"):
-        collectives = importlib.import_module(f"{FSDP2}._fsdp_collectives")
         kind = type(group._reduce_scatter_comm)
-        return None if kind is collectives.DefaultReduceScatter else kind.__name__
+        return None if kind is _default_reduce_scatter() else kind.__name__
     return "memory of the process group" if group.allocate_memory_from_process_group else None
+
+
+@functools.cache
+def _default_reduce_scatter() -> type:
+    found: type = importlib.import_module(f"{FSDP2}._fsdp_collectives").DefaultReduceScatter
+    return found
 
 
 def default_all_gather(group: Any) -> Callable[..., Any] | None:

@@ -19,7 +19,11 @@ OwnGroups = Mapping[str, dist.ProcessGroup]
 
 
 class FsdpUnit:
-    """One parameter group. See `commplan.execute.interface.Unit`."""
+    """One parameter group. See `commplan.execute.interface.Unit`.
+
+    Attributes:
+        shard_size: ranks that share one copy of the parameters.
+    """
 
     def __init__(self, group: Group, own: OwnGroups) -> None:
         self.raw = group.raw
@@ -28,6 +32,10 @@ class FsdpUnit:
         self._all_gather = torch_parameters.default_all_gather(group.raw)
         self._facts = private.param_facts(group.raw)
         self._shard, self._replicate = own.get(Axis.SHARD), own.get(Axis.REPLICATE)
+        self.shard_size = 1 if self._shard is None else self._shard.size()
+        self._parameters = torch_parameters.Parameters(group.raw)
+        self._layouts: dict[tuple[int, ...], Layout] = {}
+        self._reductions: dict[tuple[object, ...], Reduction] = {}
         self._shard_numels = [torch_gradients.shard_numel(group.raw, p, self.shard_size) for p in range(len(self._facts))]
 
     @property
@@ -39,11 +47,6 @@ class FsdpUnit:
     def device(self) -> torch.device:
         """Where gradients are reduced."""
         return self.raw.device
-
-    @property
-    def shard_size(self) -> int:
-        """Ranks that share one copy of the parameters."""
-        return 1 if self._shard is None else self._shard.size()
 
     @property
     def keeps_partial_sum(self) -> bool:
@@ -64,25 +67,31 @@ class FsdpUnit:
         taken = torch_gradients.take_gradients(self.raw, keeps=keeps)
         if not taken:
             return None
+        positions = tuple(taken)
+        layout = self._layouts.get(positions)
+        if layout is None:
+            layout = self._layouts[positions] = Layout(positions, tuple(self._shard_numels[p] for p in positions))
         # FSDP2 asserts that what is trainable in one group has one dtype.
-        reduction = self.partial_reduction(self._facts[next(iter(taken))].reduce_dtype)
-        layout = Layout(tuple(taken), tuple(self._shard_numels[p] for p in taken))
+        reduction = self.partial_reduction(self._facts[positions[0]].reduce_dtype)
         all_reduce = reduction.replicate_group is None or self.raw.all_reduce_grads
         return FsdpGradients(self.raw, taken, layout, reduction, all_reduce)
 
     def partial_reduction(self, dtype: torch.dtype) -> Reduction:
         """How FSDP2 would reduce this group in `dtype`."""
-        factors = torch_gradients.factors(self.raw, self._shard, self._replicate, dtype)
-        return Reduction(
-            dtype,
-            self._shard,
-            self._replicate,
-            factors.shard_op,
-            factors.replicate_op,
-            factors.predivide,
-            factors.postdivide,
-            factors.local_divide,
-        )
+        settings = dtype, *torch_gradients.scaling(self.raw)
+        if settings not in self._reductions:
+            factors = torch_gradients.factors(self.raw, self._shard, self._replicate, dtype)
+            self._reductions[settings] = Reduction(
+                dtype,
+                self._shard,
+                self._replicate,
+                factors.shard_op,
+                factors.replicate_op,
+                factors.predivide,
+                factors.postdivide,
+                factors.local_divide,
+            )
+        return self._reductions[settings]
 
     def group(self, communicator: str) -> dist.ProcessGroup | None:
         """See `Unit`."""
@@ -103,7 +112,7 @@ class FsdpUnit:
         """See `Unit`."""
         if self.shard_size == 1 or self._all_gather is None:
             return None
-        return torch_parameters.shards_to_gather(self.raw)
+        return self._parameters.shards_to_gather()
 
     def all_gather(self, out: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup) -> dist.Work | None:
         """See `Unit`."""
@@ -113,7 +122,7 @@ class FsdpUnit:
     def set_parameters(self, gathered: torch.Tensor) -> None:
         """See `Unit`."""
         assert self._shard is not None
-        torch_parameters.set_whole(self.raw, gathered, self._shard)
+        self._parameters.set_whole(gathered, self._shard)
 
     def gradient_dtype(self, layout: Layout) -> torch.dtype:
         """See `Unit`."""
@@ -121,16 +130,11 @@ class FsdpUnit:
 
     def write(self, gradient: torch.Tensor, layout: Layout) -> bool:
         """See `Unit`."""
-        is_view = False
-        offset = 0
         with torch.no_grad():
-            for position, numel in zip(layout.params, layout.numels, strict=True):
-                is_view |= torch_gradients.write_grad(self.raw, position, gradient[offset : offset + numel])
-                offset += numel
-        return is_view
+            return torch_gradients.write_grads(self.raw, layout.params, layout.offsets, gradient)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FsdpGradients:
     """Gradients of one group. See `commplan.execute.interface.Gradients`."""
 
@@ -148,7 +152,4 @@ class FsdpGradients:
     def take(self) -> list[torch.Tensor]:
         """See `Gradients`."""
         with torch.no_grad():
-            return [
-                torch_gradients.laid_out(self.raw, position, self.taken.pop(position), self.reduction.shard_size)
-                for position in list(self.taken)
-            ]
+            return torch_gradients.laid_out(self.raw, self.taken, self.reduction.shard_size)
