@@ -47,22 +47,26 @@ def variants(schedule: str) -> dict[str, Variant]:
 
 
 def take_turns(setting: Setting) -> tuple[dict[tuple[int, str], Times], dict[str, str]]:
-    """Backwards of all variants in turn.
+    """Backwards of all variants in turn, for one number of modules after another.
 
     Returns:
         Times by number of modules and name, and the schedules that could not be attached, with the reasons.
     """
+    times: dict[tuple[int, str], Times] = {}
     left_out: dict[str, str] = {}
-    with fake_ranks.fake_world(math.prod(MESH)), contextlib.ExitStack() as attachments:
+    with fake_ranks.fake_world(math.prod(MESH)):
         mesh = fake_ranks.mesh_of(*MESH)
-        models = {
-            (count, name): model
-            for count in setting.counts
-            for name, variant in variants(setting.schedule).items()
-            if (model := ready(variant, count, mesh, attachments, left_out)) is not None
-        }
-        with _settled_memory():
-            return _times(models, setting.runs), left_out
+        for count in setting.counts:
+            # What is there takes the caches of what runs, so a model shares the process with those that it is compared with.
+            with contextlib.ExitStack() as attachments:
+                models = {
+                    name: model
+                    for name, variant in variants(setting.schedule).items()
+                    if (model := ready(variant, count, mesh, attachments, left_out)) is not None
+                }
+                with _settled_memory():
+                    times |= {(count, name): found for name, found in _times(models, setting.runs).items()}
+    return times, left_out
 
 
 def ready(
@@ -96,18 +100,18 @@ def _settled_memory() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _times(models: Mapping[tuple[int, str], nn.Module], runs: int) -> dict[tuple[int, str], Times]:
-    times = {key: Times([], []) for key in models}
+def _times(models: Mapping[str, nn.Module], runs: int) -> dict[str, Times]:
+    times = {name: Times([], []) for name in models}
     there = list(models.items())
     for turn in range(-WARM_UPS, runs):
         # To and fro, so that none always comes behind the same other one.
-        for key, model in there if turn % 2 else reversed(there):
+        for name, model in there if turn % 2 else reversed(there):
             loss = fake_ranks.loss_of(model)
             began_thread_s, began_s = time.thread_time(), time.perf_counter()
             loss.backward()
             taken_s, busy_s = time.perf_counter() - began_s, time.thread_time() - began_thread_s
             model.zero_grad()
             if turn >= 0:
-                times[key].wall_s.append(taken_s)
-                times[key].thread_s.append(busy_s)
+                times[name].wall_s.append(taken_s)
+                times[name].thread_s.append(busy_s)
     return times
