@@ -27,6 +27,7 @@ class Gathered:
         parts: its pieces, in each one rank after another, in that one unit after another.
         cut: elements that each unit gives, and how they are cut into pieces.
         last: the end of the last piece that was issued.
+        is_in_place: `buffer` is the unit's own, see `Unit.place_to_gather`.
     """
 
     buffer: torch.Tensor
@@ -35,6 +36,7 @@ class Gathered:
     num_ranks: int
     left: dict[int, int]
     last: Token | None = None
+    is_in_place: bool = False
 
     def rows_of(self, place: int) -> torch.Tensor:
         """What all ranks gave for the unit at `place`, shape (ranks, elements)."""
@@ -75,7 +77,8 @@ class Gathers:
             return None
         group = self.units[next(iter(inputs))].group(step.communicator)
         assert group is not None
-        gathered, own = self._copy_in(op, inputs, group)
+        gathered, own = self._in_place(op, inputs, group) or self._copy_in(op, inputs, group)
+        self._under_way.update(dict.fromkeys(inputs, gathered))
         unit, name = self.units[next(iter(inputs))], ", ".join([self.units[i].name for i in inputs])
         for piece, (part, mine) in enumerate(zip(gathered.parts, own, strict=True)):
             if part.numel():
@@ -101,14 +104,27 @@ class Gathers:
         if gathered.last is not None:
             wait([gathered.last])
         self.units[need_index].set_parameters(gathered.rows_of(gathered.left.pop(need_index)))
-        if not gathered.left:
+        if not gathered.left and not gathered.is_in_place:
             self.store.memory.give_back(gathered.buffer)
 
     def drop(self) -> None:
         """Give back what no compute came for; compute must be behind all that was issued."""
         for gathered in {id(one): one for one in self._under_way.values()}.values():
-            self.store.memory.give_back(gathered.buffer)
+            if gathered.is_in_place:
+                gathered.buffer.untyped_storage().resize_(0)
+            else:
+                self.store.memory.give_back(gathered.buffer)
         self._under_way.clear()
+
+    def _in_place(
+        self, op: OpId, inputs: Mapping[int, Sequence[torch.Tensor]], group: dist.ProcessGroup
+    ) -> tuple[Gathered, Sequence[torch.Tensor]] | None:
+        """Nothing is copied where one parameter is gathered as a whole, and its memory can take what comes."""
+        (need_index, shards), *others = inputs.items()
+        place = self.units[need_index].place_to_gather() if len(shards) == 1 and op.pieces == 1 and not others else None
+        if place is None:
+            return None
+        return Gathered(place, (place,), Cut([shards[0].numel()], 1), group.size(), {need_index: 0}, is_in_place=True), shards
 
     def _copy_in(
         self, op: OpId, inputs: Mapping[int, Sequence[torch.Tensor]], group: dist.ProcessGroup
@@ -120,7 +136,6 @@ class Gathers:
         buffer = self.store.memory.borrow(sum(cut.numels) * num_ranks, first.dtype, first.device)
         parts = buffer.split([size * num_ranks for size in cut.sizes]) if cut.pieces > 1 else (buffer,)
         gathered = Gathered(buffer, parts, cut, num_ranks, {need: place for place, need in enumerate(inputs)})
-        self._under_way.update(dict.fromkeys(inputs, gathered))
         own = [part.view(num_ranks, -1)[rank] for part in parts]
         with torch.no_grad():
             if cut.pieces == 1:

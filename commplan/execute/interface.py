@@ -142,6 +142,11 @@ class Unit(Protocol):
         gather them itself.
         """
 
+    def place_to_gather(self) -> torch.Tensor | None:
+        """Where an all-gather of what `shards_to_gather` gave may put its result at once, shape (ranks * elements,); None if
+        there is no such place.
+        """
+
     def all_gather(self, out: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup) -> dist.Work | None:
         """Start the all-gather of `source`, shape (n,), into `out`, shape (group size * n,), of which it may be a part."""
 
@@ -149,7 +154,8 @@ class Unit(Protocol):
         """Make the parameters whole, on the thread of compute.
 
         Args:
-            gathered: shape (ranks, elements that one rank gave); a row may be part of a longer one.
+            gathered: shape (ranks, elements that one rank gave); a row may be part of a longer one.  It may be a view of
+                `place_to_gather`.
         """
 
     def gradient_dtype(self, layout: Layout) -> torch.dtype:

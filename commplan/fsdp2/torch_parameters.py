@@ -6,6 +6,7 @@ The rest is in `torch_private`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
@@ -53,18 +54,29 @@ class Parameters:
             inputs = [shard for of_one in collectives._get_param_all_gather_inputs(params) for shard in of_one]
         return inputs if all(shard.dtype == inputs[0].dtype for shard in inputs) else None
 
+    def place_to_gather(self) -> torch.Tensor | None:
+        """The memory of the whole parameter, if there is one alone and it lies as it is gathered."""
+        if len(self._group.fsdp_params) != 1 or not self._has_outputs():
+            return None
+        self._give_memory()
+        return self._outputs[0]
+
     def set_whole(self, gathered: torch.Tensor, process_group: dist.ProcessGroup) -> None:
         """The second half of FSDP2's unshard: split what was gathered, shape (ranks, elements of one), into parameters."""
-        if self._has_outputs():
-            for output in self._outputs:
-                storage, size_bytes = output.untyped_storage(), output.nbytes
-                if storage.size() != size_bytes:
-                    storage.resize_(size_bytes)
+        if not self._has_outputs():
+            self._set_by_fsdp2(gathered, process_group)
+        elif gathered.data_ptr() != self._outputs[0].data_ptr():
+            self._give_memory()
             with torch.no_grad(), grad_mode._unsafe_preserve_version_counter(tuple(self._rows)):
                 torch.split_with_sizes_copy(gathered, self._numels, dim=1, out=self._rows)
-        else:
-            self._set_by_fsdp2(gathered, process_group)
         self._group._to_unsharded()
+
+    def _give_memory(self) -> None:
+        """As FSDP2's `alloc_storage`."""
+        for output in self._outputs:
+            storage, size_bytes = output.untyped_storage(), output.nbytes
+            if storage.size() != size_bytes:
+                storage.resize_(size_bytes)
 
     def _has_outputs(self) -> bool:
         """Whether FSDP2 has made the tensors that whole parameters are, and what is gathered can be copied there at once."""
@@ -87,6 +99,11 @@ class Parameters:
         collectives.foreach_all_gather_copy_out(result, params, process_group)
         for p in params:
             p.init_unsharded_param()
+
+
+def keeping_version(tensor: torch.Tensor) -> AbstractContextManager[object]:
+    """Autograd does not take what is gathered into `tensor` inside for a change of what forward saved."""
+    return grad_mode._unsafe_preserve_version_counter((tensor,))
 
 
 def begin_backward(group: ParamGroup) -> bool:

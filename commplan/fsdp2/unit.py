@@ -117,7 +117,12 @@ class FsdpUnit:
     def all_gather(self, out: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup) -> dist.Work | None:
         """See `Unit`."""
         assert self._all_gather is not None
-        return self._all_gather(out, source, group)
+        with torch_parameters.keeping_version(out):
+            return self._all_gather(out, source, group)
+
+    def place_to_gather(self) -> torch.Tensor | None:
+        """See `Unit`."""
+        return self._parameters.place_to_gather()
 
     def set_parameters(self, gathered: torch.Tensor) -> None:
         """See `Unit`."""

@@ -43,6 +43,9 @@ class ToyUnit:
 
     device = torch.device("cpu")
 
+    def __post_init__(self) -> None:
+        self.place = torch.empty(-(-self.numels[0] // self.num_shards) * self.num_shards)
+
     @property
     def keeps_partial_sum(self) -> bool:
         return not self.all_reduce
@@ -94,6 +97,12 @@ class ToyUnit:
 
     def all_gather(self, out: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup) -> dist.Work | None:
         return dist.all_gather_into_tensor(out, source, group, async_op=True)
+
+    def place_to_gather(self) -> torch.Tensor | None:
+        if len(self.numels) != 1:
+            return None
+        self.place.untyped_storage().resize_(self.place.nbytes)
+        return self.place
 
     def set_parameters(self, gathered: torch.Tensor) -> None:
         self.gathered.append(gathered.clone())
