@@ -27,7 +27,7 @@ class Gathered:
         parts: its pieces, in each one rank after another, in that one unit after another.
         cut: elements that each unit gives, and how they are cut into pieces.
         last: the end of the last piece that was issued.
-        is_in_place: `buffer` is the unit's own, see `Unit.place_to_gather`.
+        source: what is sent from where it is, if `buffer` is the unit's own (see `Unit.place_to_gather`); kept until it was.
     """
 
     buffer: torch.Tensor
@@ -36,7 +36,12 @@ class Gathered:
     num_ranks: int
     left: dict[int, int]
     last: Token | None = None
-    is_in_place: bool = False
+    source: torch.Tensor | None = None
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether nothing is copied."""
+        return self.source is not None
 
     def rows_of(self, place: int) -> torch.Tensor:
         """What all ranks gave for the unit at `place`, shape (ranks, elements)."""
@@ -124,7 +129,8 @@ class Gathers:
         place = self.units[need_index].place_to_gather() if len(shards) == 1 and op.pieces == 1 and not others else None
         if place is None:
             return None
-        return Gathered(place, (place,), Cut([shards[0].numel()], 1), group.size(), {need_index: 0}, is_in_place=True), shards
+        cut = Cut([shards[0].numel()], 1)
+        return Gathered(place, (place,), cut, group.size(), {need_index: 0}, source=shards[0]), shards
 
     def _copy_in(
         self, op: OpId, inputs: Mapping[int, Sequence[torch.Tensor]], group: dist.ProcessGroup

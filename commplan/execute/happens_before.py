@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 
 from commplan.execute.trace_log import Did, Entry
 
 Clock = dict[str, int]
+Extents = dict[tuple[float, float], Clock]
+"""Bytes from, to -> the last points at which streams accessed just these."""
 
 
 @dataclass(slots=True)
 class _Buffer:
     pool: str
-    reads: Clock = field(default_factory=dict)
-    writes: Clock = field(default_factory=dict)
+    reads: Extents = field(default_factory=dict)
+    writes: Extents = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -62,11 +65,17 @@ class _Judge:
         if late:
             self.problems.append(f"{what} on {stream!r} is not ordered behind {', '.join(late)}")
 
+    def require_parts(self, stream: str, extents: Extents, what: str, within: tuple[float, float] = (0, inf)) -> None:
+        """`stream` has to be behind all accesses of bytes that are `within` these."""
+        for (begin, end), accesses in extents.items():
+            if begin < within[1] and within[0] < end:
+                self.require(stream, accesses, what)
+
     def reuse(self, pool: str) -> None:
         """What was released to `pool` may be in use again from here on."""
         for number, buffer in self.released.pop(pool, ()):
-            for accesses in (buffer.reads, buffer.writes):
-                self.require(pool, accesses, f"use of what was buffer {number}")
+            for extents in (buffer.reads, buffer.writes):
+                self.require_parts(pool, extents, f"use of what was buffer {number}")
 
     def require_ops(self, stream: str, numbers: Iterable[int], what: str) -> None:
         for number in numbers:
@@ -80,7 +89,7 @@ class _Judge:
 def check(entries: Iterable[Entry]) -> list[str]:
     """Everything that is wrong with a log.
 
-    - A buffer is read behind its last writes, and written behind all accesses before.
+    - Each byte of a buffer is read behind its last writes, and written behind all accesses before.
     - After its release, whatever its pool's stream does next (with the memory, as far as anybody can tell) is behind all
       accesses.
     - An op begins behind the ops that it was asked to be behind, the op before it on its stream, and the point that compute had
@@ -97,24 +106,25 @@ def check(entries: Iterable[Entry]) -> list[str]:
     for pool in list(judge.released):
         judge.reuse(pool)
     for number, buffer in judge.buffers.items():
-        judge.require(last_leave, buffer.reads, f"the end, of buffer {number}")
-        judge.require(last_leave, buffer.writes, f"the end, of buffer {number}")
+        judge.require_parts(last_leave, buffer.reads, f"the end, of buffer {number}")
+        judge.require_parts(last_leave, buffer.writes, f"the end, of buffer {number}")
     judge.require_ops(last_leave, judge.ops, "the end")
     return judge.problems
 
 
 def _kernel(judge: _Judge, entry: Entry) -> None:
-    for number in entry.reads:
-        judge.require(entry.stream, judge.buffers[number].writes, f"{entry.name}, reading buffer {number},")
-    for number in entry.writes:
-        buffer = judge.buffers[number]
-        judge.require(entry.stream, buffer.writes, f"{entry.name}, writing buffer {number},")
-        judge.require(entry.stream, buffer.reads, f"{entry.name}, writing buffer {number},")
+    for number, begin, end in entry.reads:
+        told = f"{entry.name}, reading buffer {number},"
+        judge.require_parts(entry.stream, judge.buffers[number].writes, told, (begin, end))
+    for number, begin, end in entry.writes:
+        told = f"{entry.name}, writing buffer {number},"
+        judge.require_parts(entry.stream, judge.buffers[number].writes, told, (begin, end))
+        judge.require_parts(entry.stream, judge.buffers[number].reads, told, (begin, end))
     point = judge.issuing[entry.stream] = judge.tick(entry.stream)
-    for number in entry.reads:
-        judge.buffers[number].reads[entry.stream] = point
-    for number in entry.writes:
-        judge.buffers[number].writes[entry.stream] = point
+    for number, begin, end in entry.reads:
+        judge.buffers[number].reads.setdefault((begin, end), {})[entry.stream] = point
+    for number, begin, end in entry.writes:
+        judge.buffers[number].writes.setdefault((begin, end), {})[entry.stream] = point
 
 
 def _record(judge: _Judge, entry: Entry) -> None:
@@ -144,7 +154,7 @@ def _allocate(judge: _Judge, entry: Entry) -> None:
 
 
 def _foreign(judge: _Judge, entry: Entry) -> None:
-    judge.buffers[entry.buffer] = _Buffer(entry.stream, writes={entry.stream: judge.enters[entry.event]})
+    judge.buffers[entry.buffer] = _Buffer(entry.stream, writes={(0, inf): {entry.stream: judge.enters[entry.event]}})
 
 
 def _release(judge: _Judge, entry: Entry) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -41,13 +41,21 @@ class Did(StrEnum):
     LEAVE = "leave"
 
 
+class Part(NamedTuple):
+    """Bytes `begin` to `end` of a buffer, gaps between rows included."""
+
+    buffer: int
+    begin: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One thing that the host did.
 
     Attributes:
-        did: KERNEL on `stream` reads and writes buffers. RECORD of `event` on `stream`, by the event object `name`; WAIT of
-            `stream` for `event`; SEEN: the host found `event` passed.
+        did: KERNEL on `stream` reads and writes parts of buffers. RECORD of `event` on `stream`, by the event object `name`;
+            WAIT of `stream` for `event`; SEEN: the host found `event` passed.
             ALLOCATE `buffer` from the pool of `stream`; RELEASE it. FOREIGN: `buffer` was allocated and written by somebody
             else, on `stream` before ENTER number `event`. ASK: op `op` shall run on a lane behind `ops` and behind compute
             (`stream`); BEGIN and END: its first and last point on its lane. WAITED: compute shall be behind `ops` now.
@@ -59,8 +67,8 @@ class Entry:
     name: str = ""
     event: int = -1
     buffer: int = -1
-    reads: tuple[int, ...] = ()
-    writes: tuple[int, ...] = ()
+    reads: tuple[Part, ...] = ()
+    writes: tuple[Part, ...] = ()
     op: int = -1
     ops: tuple[int, ...] = ()
 
@@ -108,6 +116,13 @@ class TraceLog:
         """The event at the end of the last collective, if nobody took it."""
         taken, self._collective = self._collective, None
         return taken
+
+    def part(self, tensor: torch.Tensor, pool: str | None) -> Part:
+        """What a tensor covers of its memory; see `buffer`."""
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+        begin = int(tensor.storage_offset()) * tensor.itemsize
+        end = begin + (reach + 1) * tensor.itemsize if tensor.numel() else begin
+        return Part(self.buffer(tensor, pool), begin, end)
 
     def buffer(self, tensor: torch.Tensor, pool: str | None) -> int:
         """The number of a tensor's memory; where it is new, `pool` is the stream that allocated it, None: somebody else did."""

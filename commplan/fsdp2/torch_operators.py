@@ -41,12 +41,12 @@ class AccessMode(TorchDispatchMode):
         log, stream = self._module.log, self._module.current_stream(self._module.device).name
         reads, writes = _accessed(func, args, kwargs)
         # Before it runs: what it releases on its way must come behind it.
-        read, written = ([log.buffer(t, None) for t in tensors] for tensors in (reads, writes))
+        read, written = ([log.part(t, None) for t in tensors] for tensors in (reads, writes))
         result = self._run(func, args, kwargs)
         made = {t.untyped_storage()._cdata: t for t in _tensors(result)}
         for t in (*reads, *writes):
             made.pop(t.untyped_storage()._cdata, None)
-        fresh = [log.buffer(t, stream) for t in made.values()]
+        fresh = [log.part(t, stream) for t in made.values()]
         if not func.name().startswith("aten::empty"):
             written += fresh
         if read or written:
@@ -56,15 +56,15 @@ class AccessMode(TorchDispatchMode):
     def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
         log, stream = self._module.log, self._module.current_stream(self._module.device).name
         tensors = _tensors(args)
-        writes = tensors[:1] if "reduce_scatter" in func.name() else tensors
+        writes = tensors if "allreduce" in func.name() else tensors[:1]
         group = log.group
         log.begin_collective(group, stream)
         log.add(
             Did.KERNEL,
             group,
             name=func.name(),
-            reads=tuple(log.buffer(t, None) for t in tensors),
-            writes=tuple(log.buffer(t, None) for t in writes),
+            reads=tuple(log.part(t, None) for t in tensors),
+            writes=tuple(log.part(t, None) for t in writes),
         )
         log.end_collective(group)
         return func(*args, **kwargs)

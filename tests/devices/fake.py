@@ -185,8 +185,13 @@ class Collectives:
     def __init__(self, module: FakeModule, log: TraceLog, name_of: Callable[[FakeStream], str]) -> None:
         self._module, self._log, self._name_of = module, log, name_of
         self._streams: dict[str, FakeStream] = {}
-        self.all_reduce = self._deferred(dist.all_reduce, num_tensors=1)
-        self.reduce_scatter_tensor = self._deferred(dist.reduce_scatter_tensor, num_tensors=2)
+        # FSDP2's all-gather calls one of two, by torch release.
+        num_tensors_of = {"all_reduce": 1, "reduce_scatter_tensor": 2, "all_gather_into_tensor": 2, "all_gather_single": 2}
+        self.by_name = {
+            name: self._deferred(getattr(dist, name), num_tensors)
+            for name, num_tensors in num_tensors_of.items()
+            if hasattr(dist, name)
+        }
 
     def _deferred(self, original: Callable[..., Any], num_tensors: int) -> Callable[..., Any]:
         def collective(*args: Any, async_op: bool = False, **kwargs: Any) -> Any:
@@ -197,15 +202,21 @@ class Collectives:
             tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
             assert len(tensors) == num_tensors
             group = log.group
-            numbers = tuple(log.buffer(t, None) for t in tensors)
+            parts = tuple(log.part(t, None) for t in tensors)
             log.begin_collective(group, self._name_of(current))
-            log.add(Did.KERNEL, group, name=original.__name__, reads=numbers[-1:], writes=numbers[:1])
+            log.add(Did.KERNEL, group, name=original.__name__, reads=parts[-1:], writes=parts[:1])
             log.end_collective(group)
             stream = self._streams.setdefault(group, module.Stream(torch.device("cpu")))
             begin, over = module.Event(), module.Event()
             current.record_event(begin)
             stream.wait_event(begin)
-            stream.enqueue(lambda: original(*args, **kwargs))
+
+            def run() -> None:
+                # Autograd counts a change when the host issues it, not when the device gets to it.
+                with torch.autograd._unsafe_preserve_version_counter(tuple(tensors)):
+                    original(*args, **kwargs)
+
+            stream.enqueue(run)
             stream.record_event(over)
             return FakeWork(module, over)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
+from commplan.execute.collectives import Call
 from commplan.execute.happens_before import check
 from commplan.execute.issuing import Issuer
 from commplan.execute.trace_log import Did, Entry, TracedEvent, TracedModule, TracedStream
@@ -55,21 +56,22 @@ class Leaky(TracedModule):
 @contextmanager
 def forgetful(module: Leaky) -> Iterator[None]:
     """Inside, an executor lets go of a buffer once it has issued its op, if the module says so."""
-    original = Issuer.issue
+    original = Issuer._reduce
 
-    def issue(self: Issuer, backward: Any, step: Any, instance: Any, *rest: Any) -> None:
-        original(self, backward, step, instance, *rest)
-        if instance is None or step.lane == COMPUTE_LANE:
+    def reduce(self: Issuer, backward: Any, call: Call, *rest: Any) -> None:
+        original(self, backward, call, *rest)
+        if not call.instances or call.step.lane == COMPUTE_LANE:
             return
-        if step.kind is Kind.REDUCE_SCATTER and instance.inputs and module.skips("reference to inputs"):
+        instance = call.instances[0]
+        if call.step.kind is Kind.REDUCE_SCATTER and instance.inputs and module.skips("reference to inputs"):
             instance.release_inputs(self._store.memory)
         adds = instance.gradient is not None and any(p.sharded_param.grad is not None for p in instance.unit.raw.fsdp_params)
         # Where `.grad` is None it merely gets the shard sooner, and nobody reads it before the end of root.
-        if step.kind is Kind.APPLY and adds and module.skips("reference to a shard"):
+        if call.step.kind is Kind.APPLY and adds and module.skips("reference to a shard"):
             instance.write()
             instance.release_shard(self._store.memory)
 
-    with patch.object(Issuer, "issue", issue):
+    with patch.object(Issuer, "_reduce", reduce):
         yield
 
 

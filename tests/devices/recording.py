@@ -48,8 +48,8 @@ class Device:
         with ExitStack() as stack:
             if self.pace is not Pace.EAGER:
                 instead = Collectives(self.fake, self.log, lambda stream: self.module._traced(stream, "stream").name)
-                for name in ("all_reduce", "reduce_scatter_tensor"):
-                    stack.enter_context(patch.object(dist, name, getattr(instead, name)))
+                for name, collective in instead.by_name.items():
+                    stack.enter_context(patch.object(dist, name, collective))
             yield
 
     def read(self, model: torch.nn.Module) -> dict[str, Any]:
