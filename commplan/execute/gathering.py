@@ -114,9 +114,9 @@ class Gathers:
 
     def drop(self) -> None:
         """Give back what no compute came for; compute must be behind all that was issued."""
-        for gathered in {id(one): one for one in self._under_way.values()}.values():
+        for need_index, gathered in {id(one): (need, one) for need, one in self._under_way.items()}.values():
             if gathered.is_in_place:
-                gathered.buffer.untyped_storage().resize_(0)
+                self.units[need_index].leave_place()
             else:
                 self.store.memory.give_back(gathered.buffer)
         self._under_way.clear()

@@ -65,6 +65,10 @@ class _Judge:
         if late:
             self.problems.append(f"{what} on {stream!r} is not ordered behind {', '.join(late)}")
 
+    def buffer(self, number: int) -> _Buffer:
+        """What is known of a buffer; of one of before the log began, nothing."""
+        return self.buffers.setdefault(number, _Buffer(""))
+
     def require_parts(self, stream: str, extents: Extents, what: str, within: tuple[float, float] = (0, inf)) -> None:
         """`stream` has to be behind all accesses of bytes that are `within` these."""
         for (begin, end), accesses in extents.items():
@@ -115,11 +119,11 @@ def check(entries: Iterable[Entry]) -> list[str]:
 def _kernel(judge: _Judge, entry: Entry) -> None:
     for number, begin, end in entry.reads:
         told = f"{entry.name}, reading buffer {number},"
-        judge.require_parts(entry.stream, judge.buffers[number].writes, told, (begin, end))
+        judge.require_parts(entry.stream, judge.buffer(number).writes, told, (begin, end))
     for number, begin, end in entry.writes:
         told = f"{entry.name}, writing buffer {number},"
-        judge.require_parts(entry.stream, judge.buffers[number].writes, told, (begin, end))
-        judge.require_parts(entry.stream, judge.buffers[number].reads, told, (begin, end))
+        judge.require_parts(entry.stream, judge.buffer(number).writes, told, (begin, end))
+        judge.require_parts(entry.stream, judge.buffer(number).reads, told, (begin, end))
     point = judge.issuing[entry.stream] = judge.tick(entry.stream)
     for number, begin, end in entry.reads:
         judge.buffers[number].reads.setdefault((begin, end), {})[entry.stream] = point

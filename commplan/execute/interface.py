@@ -144,8 +144,11 @@ class Unit(Protocol):
 
     def place_to_gather(self) -> torch.Tensor | None:
         """Where an all-gather of what `shards_to_gather` gave may put its result at once, shape (ranks * elements,); None if
-        there is no such place.
+        there is no such place.  `set_parameters` or `leave_place` follows.
         """
+
+    def leave_place(self) -> None:
+        """What was gathered into `place_to_gather` is not needed."""
 
     def all_gather(self, out: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup) -> dist.Work | None:
         """Start the all-gather of `source`, shape (n,), into `out`, shape (group size * n,), of which it may be a part."""

@@ -6,7 +6,6 @@ The rest is in `torch_private`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
@@ -36,6 +35,7 @@ class Parameters:
         self._numels: list[int] = []
         self._outputs: list[torch.Tensor] = []
         self._rows: list[torch.Tensor] = []
+        self._place: grad_mode._unsafe_preserve_version_counter | None = None
 
     def shards_to_gather(self) -> Sequence[torch.Tensor] | None:
         """This rank's flat shards in the dtype that compute uses; None where FSDP2 has to gather the group by itself.
@@ -59,7 +59,20 @@ class Parameters:
         if len(self._group.fsdp_params) != 1 or not self._has_outputs():
             return None
         self._give_memory()
+        # Autograd must not take what arrives for a change of what forward saved; a backend may count it at any time until then.
+        self._place = grad_mode._unsafe_preserve_version_counter((self._outputs[0],))
+        self._place.__enter__()
         return self._outputs[0]
+
+    def leave_place(self) -> None:
+        """Free the memory again, whose content nobody needs."""
+        self._keep_version()
+        self._outputs[0].untyped_storage().resize_(0)
+
+    def _keep_version(self) -> None:
+        if self._place is not None:
+            self._place.__exit__()
+            self._place = None
 
     def set_whole(self, gathered: torch.Tensor, process_group: dist.ProcessGroup) -> None:
         """The second half of FSDP2's unshard: split what was gathered, shape (ranks, elements of one), into parameters."""
@@ -69,6 +82,7 @@ class Parameters:
             self._give_memory()
             with torch.no_grad(), grad_mode._unsafe_preserve_version_counter(tuple(self._rows)):
                 torch.split_with_sizes_copy(gathered, self._numels, dim=1, out=self._rows)
+        self._keep_version()
         self._group._to_unsharded()
 
     def _give_memory(self) -> None:
@@ -99,11 +113,6 @@ class Parameters:
         collectives.foreach_all_gather_copy_out(result, params, process_group)
         for p in params:
             p.init_unsharded_param()
-
-
-def keeping_version(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """Autograd does not take what is gathered into `tensor` inside for a change of what forward saved."""
-    return grad_mode._unsafe_preserve_version_counter((tensor,))
 
 
 def begin_backward(group: ParamGroup) -> bool:

@@ -117,12 +117,15 @@ class FsdpUnit:
     def all_gather(self, out: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup) -> dist.Work | None:
         """See `Unit`."""
         assert self._all_gather is not None
-        with torch_parameters.keeping_version(out):
-            return self._all_gather(out, source, group)
+        return self._all_gather(out, source, group)
 
     def place_to_gather(self) -> torch.Tensor | None:
         """See `Unit`."""
         return self._parameters.place_to_gather()
+
+    def leave_place(self) -> None:
+        """See `Unit`."""
+        self._parameters.leave_place()
 
     def set_parameters(self, gathered: torch.Tensor) -> None:
         """See `Unit`."""

@@ -104,6 +104,9 @@ class ToyUnit:
         self.place.untyped_storage().resize_(self.place.nbytes)
         return self.place
 
+    def leave_place(self) -> None:
+        self.place.untyped_storage().resize_(0)
+
     def set_parameters(self, gathered: torch.Tensor) -> None:
         self.gathered.append(gathered.clone())
 

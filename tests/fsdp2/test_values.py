@@ -14,6 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 import commplan
 from commplan.fsdp2 import Attachment
+from commplan.language import library
+from commplan.ops import OpId
+from commplan.plan.model import OpStep
 from tests.worlds import models, parity, reference
 from tests.worlds.world import Rank, Worlds
 
@@ -27,11 +30,16 @@ def fk_step(here: Rank, model: nn.Module, num_microbatches: int = 1, **flags: bo
         ((here.rank + 1) * model(torch.zeros(1, requires_grad=True))).sum().backward()
 
 
+UNFUSED = tuple(of for of in parity.LIBRARY if "fuse" not in library.find(of[0]).read_text(encoding="utf-8"))
+"""Schedules under which each collective is that of one module."""
+
+
 def num_ops(attachment: Attachment, so_far: Counter[str] | None = None) -> Counter[str]:
-    """Collectives of the last backward by family, added to `so_far`."""
+    """Reductions of the last backward by family, the pieces of one counted once, added to `so_far`."""
     report = attachment.last_backward
     assert report is not None
-    return (so_far or Counter()) + Counter(i.op.split("_")[0] for i in report.ops)
+    ops = (OpId.parse(interval.op) for interval in report.ops)
+    return (so_far or Counter()) + Counter(op.family for op in ops if op.family != "AG" and op.piece == 0)
 
 
 # Values known by arithmetic.
@@ -128,7 +136,7 @@ def test_global_norm(worlds: Worlds) -> None:
 
 
 def accumulation_counts(here: Rank, flag: str, num_microbatches: int, num_reduce_scatters: int) -> None:
-    for schedule, params in parity.LIBRARY:
+    for schedule, params in UNFUSED:
         model = models.shard(models.fk(6), here.mesh((2, 2)))
         counted: Counter[str] = Counter()
         with commplan.attach(model, schedule, **params) as attachment:
@@ -154,7 +162,7 @@ def test_accumulation(worlds: Worlds, flag: str, num_microbatches: int, num_redu
 def problem_counts(here: Rank, name: str) -> dict[str, dict[str, int]]:
     problem = parity.PROBLEMS[name]
     counted = {}
-    for schedule, params in parity.LIBRARY:
+    for schedule, params in UNFUSED:
         model = parity.build(problem, here, (2, 2), {})
         with commplan.attach(model, schedule, **params) as attachment:
             problem.loss(model(problem.batch(here.rank, 0)), here.rank).backward()
@@ -177,6 +185,22 @@ def test_each_group_is_reduced_once(worlds: Worlds, name: str, right: int) -> No
     for of_rank in worlds.of(4).run(problem_counts, name=name):
         for schedule, counted in of_rank.items():
             assert counted == {"RS": right, "AR": right}, schedule
+
+
+def ops_run(here: Rank) -> None:
+    for schedule, params in parity.LIBRARY:
+        model = parity.build(FN, here, (2, 2), {})
+        with commplan.attach(model, schedule, **params) as attachment:
+            FN.loss(model(FN.batch(here.rank, 0)), here.rank).backward()
+            report = attachment.last_backward
+            planned = [str(s.op) for s in attachment.plan.steps if isinstance(s, OpStep) and s.axis is not None]
+        assert report is not None
+        assert sorted(interval.op for interval in report.ops) == sorted(planned), schedule
+
+
+def test_each_collective_of_the_plan_runs_once(worlds: Worlds) -> None:
+    """Buckets, pieces and all-gathers too."""
+    worlds.of(4).run(ops_run)
 
 
 # An unsharded reference.
