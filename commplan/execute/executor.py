@@ -302,7 +302,7 @@ class Executor:
         if not backward.live and not backward.late and not backward.tokens:
             self._end_backward()
             return
-        if self._control is not None:
+        if self._control is not None and (backward.live or backward.late):
             # Backwards without a reduction are counted too: ranks that accumulate differently must not meet.
             head = (f"plan {self._program.digest}", f"backward {self._num_backwards}")
             self.health.expect(self._control.begin(Message.BACKWARD, (*head, *backward.record), tell=self._lanes.fail))

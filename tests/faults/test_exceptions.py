@@ -184,7 +184,7 @@ def test_every_place_under_different_schedules(worlds: Worlds, accumulation: str
 @pytest.mark.parametrize("accumulation", ["none", "both"])
 def test_every_schedule_with_all_collectives_held_back(worlds: Worlds, accumulation: str) -> None:
     """Whatever can be pending is pending when the exception comes, and every buffer is destroyed when it is given back."""
-    arguments = {"schedules": parity.SCHEDULES, "accumulation": accumulation, "lazy": True}
+    arguments = {"schedules": parity.DISTINCT, "accumulation": accumulation, "lazy": True}
     worlds.of(4).run(after_exceptions, **arguments)
 
 
@@ -194,7 +194,7 @@ class HookError(Exception):
 
 def in_hooks(here: Rank) -> None:
     """A hook that runs after a gradient is accumulated raises, inside root or before."""
-    for schedule, params in parity.SCHEDULES:
+    for schedule, params in parity.DISTINCT:
         model = models.shard(models.fk(4), here.mesh((2, 2)))
         with commplan.attach(model, schedule, options=parity.LAZY, **params):
             for parameter in model.parameters():

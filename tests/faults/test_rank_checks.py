@@ -233,7 +233,7 @@ def agree_always(here: Rank) -> None:
         expected = list(parity.train(parity.build(problem, here, (2, 2), {}), problem, here.rank, steps))
         for lanes in (None, LazyLanes) if name in ("FN", "FN twice") else (None,):
             options = parity.LAZY if lanes else Options(timeout_s=60)
-            for schedule, params in parity.SCHEDULES if name == "FN" and not lanes else parity.DIFFERENT:
+            for schedule, params in parity.DISTINCT if name == "FN" and not lanes else parity.DIFFERENT:
                 model = parity.build(problem, here, (2, 2), {})
                 with commplan.attach(model, schedule, options=options, rank_checks="always", **params):
                     for number, grads in enumerate(parity.train(model, problem, here.rank, steps)):

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import commplan
 from commplan.execute.lanes import Task
 from commplan.fsdp2 import Options
-from commplan.ops import Kind
+from commplan.ops import Kind, OpId
 from commplan.plan.model import OpStep
 from tests.worlds import models, parity, reference
 from tests.worlds.lazy import LazyLanes, PoisonedMemory
@@ -105,9 +105,12 @@ def own_slots(here: Rank) -> None:
             ops = [s for s in attachment.plan.steps if isinstance(s, OpStep) and s.kind is not Kind.APPLY]
             names = [m.name for m in attachment.plan.modules.modules]
         assert names == [str(i) for i in reversed(range(6))]
-        assert lanes.submitted == [(s.lane, str(s.op), names[s.op.first]) for s in ops], schedule
-        all_reduced = [op for _, op, _ in lanes.submitted if op.startswith("AR")]
-        assert sorted(all_reduced) == [f"AR_{n}" for n in range(6)], schedule
+        # Modules are needed in the order in which they complete.
+        assert attachment.plan.modules.need_order == tuple(range(6))
+        assert lanes.submitted == [(s.lane, str(s.op), ", ".join(names[n] for n in s.op.members)) for s in ops], schedule
+        ran = [OpId.parse(op) for _, op, _ in lanes.submitted]
+        all_reduced = [n for op in ran if op.family == "AR" and op.piece == 0 for n in op.members]
+        assert sorted(all_reduced) == list(range(6)), schedule
         assert reference.values(model) == [2.5 * k for k in range(1, 7)], schedule
 
 

@@ -59,6 +59,21 @@ DIFFERENT: Final[Sequence[Schedule]] = (
 )
 """Schedules that have little in common: for what hardly depends on the schedule."""
 
+DISTINCT: Final[Sequence[Schedule]] = tuple(
+    of
+    for of in LIBRARY
+    if of[0]
+    not in (
+        "deferred_allreduce",
+        "overlapped_allreduce",
+        "pipelined_allreduce",
+        "reduce_interval",
+        "shrunken_tail",
+        "single_lane",
+    )
+)
+"""The library without those that differ from another one only in where a line stands, or how far."""
+
 LAZY: Final = Options(timeout_s=60, make_lanes=lambda device, timeout_s: LazyLanes(timeout_s), make_memory=PoisonedMemory)
 EAGER: Final = Options(timeout_s=60)
 

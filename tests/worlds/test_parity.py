@@ -45,7 +45,7 @@ def test_accumulation(worlds: Worlds, name: str) -> None:
     ],
 )
 def test_meshes_and_policies(worlds: Worlds, name: str, shape: tuple[int, ...], sharding: dict[str, Any]) -> None:
-    worlds.of(4).run(parity.compare, name=name, shape=shape, steps=FEW, sharding=sharding, schedules=parity.LIBRARY)
+    worlds.of(4).run(parity.compare, name=name, shape=shape, steps=FEW, sharding=sharding, schedules=parity.DISTINCT)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,9 @@ def test_lazy_lanes(worlds: Worlds, name: str, shape: tuple[int, ...]) -> None:
     Each backward reaches what is declared for it, whether it stands alone, leaves partial sums, or finds some.
     """
     steps = ALL if shape == (2, 2) else [MIXED, parity.PLAIN]
-    assert_reached(worlds.of(4).run(parity.compare, name=name, shape=shape, steps=steps, sharding={}, lazy=True))
+    schedules = parity.DISTINCT if name in parity.SIZES else (*parity.SCHEDULES, *parity.ROUNDING)
+    arguments = {"name": name, "shape": shape, "sharding": {}, "schedules": schedules, "lazy": True}
+    assert_reached(worlds.of(4).run(parity.compare, steps=steps, **arguments))
 
 
 @pytest.mark.parametrize(
