@@ -224,7 +224,7 @@ def test_pieces_are_named_as_they_are() -> None:
     assert "RS_0[1023/1024]" in violation.message
 
 
-@pytest.mark.parametrize("name", [name for name in library.names() if name != "blocking"])
+@pytest.mark.parametrize("name", sorted({*library.names()} - {"blocking", "deferred_allreduce"}))
 def test_the_library_is_free_of_findings_for_every_small_model(name: str) -> None:
     spec = resolve(name)
     assert not compiler.check(spec)

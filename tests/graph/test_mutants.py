@@ -79,7 +79,11 @@ def mutants(lines: Lines) -> Iterator[tuple[str, Lines]]:
                     yield what, lines | {section: [*found[:place], slip, *found[place + 1 :]]}
 
 
-@pytest.mark.parametrize("name", library.names())
+COUNTED = [name for name in library.names() if "bytes:" not in library.find(name).read_text(encoding="utf-8")]
+"""Buckets of so many bytes depend on sizes, of which the oracle knows nothing."""
+
+
+@pytest.mark.parametrize("name", COUNTED)
 def test_every_wrong_slip_is_refused_and_no_right_one(name: str) -> None:
     head, lines = taken_apart(library.find(name).read_text())
     seen: Counter[tuple[str, bool]] = Counter()

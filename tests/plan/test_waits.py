@@ -114,9 +114,9 @@ def test_a_window_of_k_holds_k_shards(k: int, num_modules: int) -> None:
     assert compiler.compile("overlapped_allreduce", num_modules).peak_bytes_of(BufferKind.SHARD) == num_modules * SHARD_BYTES
 
 
-@pytest.mark.parametrize("name", library.names())
+@pytest.mark.parametrize("name", sorted({*library.names()} - {"reduce_interval", "low_precision_reduce_scatter"}))
 def test_the_library_keeps_one_reduce_scatter_input(name: str) -> None:
-    """Every schedule waits for the RS before, or promises no more than one in flight."""
+    """Every schedule waits for the RS before, or promises no more than one in flight; two have more or smaller ones."""
     assert compiler.compile(name, 12).peak_bytes_of(BufferKind.RS_INPUT) == RS_INPUT_BYTES
 
 

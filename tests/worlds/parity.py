@@ -209,7 +209,7 @@ def is_exact(plan: Plan) -> bool:
 def assert_near(mine: dict[str, torch.Tensor | None], theirs: dict[str, torch.Tensor | None], where: str) -> None:
     """As near as sums in bf16 come to the largest gradient of the model; how near exactly is for tests of accuracy."""
     assert mine.keys() == theirs.keys()
-    largest = max(float(grad.abs().max()) for grad in theirs.values() if grad is not None and grad.numel())
+    largest = max((float(grad.abs().max()) for grad in theirs.values() if grad is not None and grad.numel()), default=0.0)
     for name in mine:
         one, other = mine[name], theirs[name]
         assert (one is None) == (other is None), f"{where}: {name}: {one} against {other}"
