@@ -13,10 +13,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from typing import Concatenate, ParamSpec
-
-import torch
 
 from commplan.execute import irregular
 from commplan.execute.backward import Backward
@@ -24,7 +21,7 @@ from commplan.execute.control import Message
 from commplan.execute.declared import declared_bytes
 from commplan.execute.gathering import Gathers
 from commplan.execute.health import Health
-from commplan.execute.instance import Instance, PartialSum
+from commplan.execute.instance import Instance, PartialSum, for_narrow_wire
 from commplan.execute.interface import Gradients, Unit
 from commplan.execute.issuing import Issuer
 from commplan.execute.lanes import Token
@@ -93,6 +90,11 @@ class Executor:
     def holds_partial_sums(self) -> bool:
         """Whether earlier backwards left partial sums."""
         return bool(self._store.partial_sums)
+
+    @property
+    def holds_foreign_sums(self) -> bool:
+        """Whether one of them was divided otherwise than the framework would have, since something travels in fp16."""
+        return any(self._units[module] in self._store.partial_sums for module in self._program.sends_fp16)
 
     @property
     def has_pre_backward_hooks(self) -> bool:
@@ -266,8 +268,7 @@ class Executor:
         unit = self._units[module]
         reduction = gradients.reduction
         if module in self._program.sends_fp16:
-            # Factors that keep a narrow range from overflowing suit any other dtype too.
-            reduction = replace(unit.partial_reduction(torch.float16), dtype=reduction.dtype)
+            reduction = for_narrow_wire(unit, reduction)
         all_reduce = gradients.all_reduce and not self.keeps_partial(module)
         instance = Instance(unit, reduction, gradients.layout, all_reduce, gradients)
         if unit in self._store.kept_bytes:

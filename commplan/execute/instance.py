@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -114,6 +114,14 @@ class Instance:
         if self.shard is not None and self.is_written:
             memory.release(self.shard, kept=self.is_grad)
             self.shard = None
+
+
+def for_narrow_wire(unit: Unit, reduction: Reduction) -> Reduction:
+    """`reduction` with factors that keep fp16 from overflowing; they suit any other dtype too.
+
+    All ops of a module, and partial sums between them, have to have the same factors.
+    """
+    return replace(unit.partial_reduction(torch.float16), dtype=reduction.dtype)
 
 
 def merge_layouts(one: Layout, other: Layout) -> Layout:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 
 from commplan.execute.backward import Backward
-from commplan.execute.instance import Instance
+from commplan.execute.instance import Instance, for_narrow_wire
 from commplan.execute.interface import Unit
 from commplan.execute.issuing import Issuer
 from commplan.execute.memory import Memory
@@ -34,7 +34,10 @@ def postpone_partial_sums(backward: Backward, units: Sequence[Unit], program: Pr
         if unit in sums and module not in backward.live and module not in backward.late and not keeps:
             partial = sums.pop(unit)
             backward.record.append(f"{unit.name}: partial sum of parameters {partial.layout.params}")
-            postpone(backward, module, Instance.of_partial_sum(unit, partial), program, store.memory)
+            instance = Instance.of_partial_sum(unit, partial)
+            if module in program.sends_fp16:
+                instance.reduction = for_narrow_wire(unit, instance.reduction)
+            postpone(backward, module, instance, program, store.memory)
 
 
 def run_late(backward: Backward, program: Program, issuer: Issuer) -> None:

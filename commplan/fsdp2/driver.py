@@ -133,10 +133,16 @@ class Driver:
         """Put everything back, and end the executor. Partial sums go back to FSDP2.
 
         Raises:
-            ExecutionError: in mid-backward.
+            ExecutionError: in mid-backward, or where FSDP2 could not go on with partial sums; nothing was done.
         """
         if private.in_autograd():
             raise ExecutionError("detach was called inside a backward; call it when backward has returned")
+        is_whole = self.executor.health.failure is None and not self._interruptions.is_unfinished
+        if is_whole and self.executor.holds_foreign_sums:
+            raise ExecutionError(
+                "detach was called between microbatches under a schedule that sends fp16: FSDP2 would divide partial sums "
+                "again; call it after the last microbatch of a step"
+            )
         atexit.unregister(self._at_exit)
         while self._handles:
             self._handles.pop().remove()

@@ -46,6 +46,8 @@ class Parameters:
         group, params = self._group, self._group.fsdp_params
         if group._all_gather_result is not None or not group.is_sharded or not group.unshard_in_backward:
             return None
+        if not any(p._sharded_param_data.numel() for p in params):
+            return None
         if any(hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather") for p in params):
             return None
         if all(p.param_dtype is None and not p.offload_to_cpu for p in params):

@@ -59,7 +59,10 @@ class ToyUnit:
         num_ranks = 1
         for group in (self.groups.shard, self.groups.replicate):
             num_ranks *= 1 if group is None else group.size()
-        return Reduction(dtype, self.groups.shard, self.groups.replicate, sum_, sum_, postdivide=float(num_ranks))
+        # As frameworks do for a narrow range: part of the division comes before.
+        predivide = 2.0 if dtype is torch.float16 else None
+        postdivide = num_ranks / (predivide or 1.0)
+        return Reduction(dtype, self.groups.shard, self.groups.replicate, sum_, sum_, predivide, postdivide)
 
     def group(self, communicator: str) -> dist.ProcessGroup | None:
         return {"shard": self.groups.shard, "replicate": self.groups.replicate, **dict(self.groups.own)}.get(communicator)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import commplan
-from commplan.errors import AttachError
+from commplan.errors import AttachError, ExecutionError
 from commplan.language.modules import ModuleTable
 from tests.mixtures import Mixture, mixture
 from tests.worlds import models, parity, reference
@@ -82,3 +82,35 @@ def test_prefetch_that_a_user_asked_fsdp2_for_is_refused(worlds: Worlds) -> None
     for message, values in worlds.of(4).run(refused_prefetch):
         assert "module '2' was told what to gather ahead in backward" in message
         assert values == [2.5, 5.0, 7.5]
+
+
+SENDS_FP16 = """
+version: 1
+name: sends_fp16
+post_backward:
+  - wait: RS_<n-1>
+  - RS_n: {after: compute_n, dtype: fp16}
+  - AR_n: {after: RS_n}
+root:
+  - apply_n: {after: AR_n}
+"""
+
+
+def detached_between(here: Rank) -> tuple[str, list[float | None]]:
+    model = models.shard(models.fk(2), here.mesh((2, 2)))
+    attachment = commplan.attach(model, SENDS_FP16)
+    model.set_requires_all_reduce(False)  # type: ignore[operator]
+    ((here.rank + 1) * model(torch.zeros(1, requires_grad=True))).sum().backward()
+    with pytest.raises(ExecutionError) as refusal:
+        attachment.detach()
+    model.set_requires_all_reduce(True)  # type: ignore[operator]
+    ((here.rank + 1) * model(torch.zeros(1, requires_grad=True))).sum().backward()
+    values = list(reference.values(model))
+    attachment.detach()
+    return str(refusal.value), values
+
+
+def test_partial_sums_that_fsdp2_would_divide_again_are_not_handed_back(worlds: Worlds) -> None:
+    for message, values in worlds.of(4).run(detached_between):
+        assert "between microbatches under a schedule that sends fp16" in message
+        assert values == [5.0, 10.0]
