@@ -110,9 +110,11 @@ def reduce_scatter(call: Call, store: Store) -> Task | None:
     numel = sum(numels)
     # A sum over different parameters is laid out anew: that takes all of it at once.
     cut = Cut(numels, 1 if any(map(store.has_other_layout, instances)) else op.pieces)
-    packed = store.memory.allocate(numel * shard_size, wire_dtype, unit.device)
-    pack(instances, packed, cut, shard_size, store.memory)
-    instances[0].inputs.append(packed)
+    source = _as_sent(instances, wire_dtype, cut, store)
+    if source is None:
+        source = store.memory.allocate(numel * shard_size, wire_dtype, unit.device)
+        pack(instances, source, cut, shard_size, store.memory)
+    instances[0].inputs.append(source)
     received = result = store.memory.allocate(numel, reduction.dtype, unit.device)
     shards = result.split(numels) if len(numels) > 1 else (result,)
     adders = [_accumulate(instance, shard, store) for instance, shard in zip(instances, shards, strict=True)]
@@ -121,12 +123,12 @@ def reduce_scatter(call: Call, store: Store) -> Task | None:
         received = store.copy(op, instances[0], numel, wire_dtype, is_foreseen=call.copies_are_foreseen)
     scatter = _Scatter(unit, unit.group(call.step.communicator), reduction, cut, shards, adders, is_copied)
     if cut.pieces == 1:
-        return scatter.task(op, instances, packed, received, store)
-    sources = packed.split([size * shard_size for size in cut.sizes])
-    for piece, (source, out) in enumerate(zip(sources, received.split(cut.sizes), strict=True)):
+        return scatter.task(op, instances, source, received, store)
+    sources = source.split([size * shard_size for size in cut.sizes])
+    for piece, (part, out) in enumerate(zip(sources, received.split(cut.sizes), strict=True)):
         if out.numel():
             name = replace(op, piece=piece)
-            store.keep_piece(name, scatter.task(name, instances, source, out, store))
+            store.keep_piece(name, scatter.task(name, instances, part, out, store))
     return store.take_piece(op)
 
 
@@ -183,6 +185,20 @@ def apply(call: Call, store: Store) -> Task | None:
 
     words, around = store.words(call.op, instance.unit.name)
     return Task(words, instance.unit.name, "this rank", start, nothing, is_communication=False, around=around)
+
+
+def _as_sent(instances: Sequence[Instance], dtype: torch.dtype, cut: Cut, store: Store) -> torch.Tensor | None:
+    """A lone gradient that lies as it is sent, from now on in memory that counts; None where gradients are to be packed."""
+    first, *others = instances
+    if not store.sends_in_place or others or cut.pieces > 1 or first.reduction.predivide not in (None, 1):
+        return None
+    assert first.gradients is not None
+    source = first.gradients.take_as_sent(dtype)
+    if source is not None:
+        first.gradients = None
+        first.drop_held(store.memory)
+        store.memory.hold(source.nbytes)
+    return source
 
 
 def _parts(op: OpId, instances: Sequence[Instance]) -> list[torch.Tensor]:

@@ -59,7 +59,7 @@ class Executor:
         self._memory = machinery.memory
         self._control = machinery.control
         self.health = Health(machinery.lanes, machinery.lookout)
-        self._store = Store(machinery.memory, make_range=machinery.make_range)
+        self._store = Store(machinery.memory, make_range=machinery.make_range, sends_in_place=machinery.lanes.blocks_host)
         before_each = machinery.control if machinery.compares_reductions else None
         self._issuer = Issuer(machinery.lanes, self._store, before_each, machinery.make_range)
         self._backward: Backward | None = None

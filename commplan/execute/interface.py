@@ -100,6 +100,14 @@ class Gradients(Protocol):
             as many as the layout says, are one shard after another in rank order.
         """
 
+    def take_as_sent(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """Let go of a gradient that need not be packed.
+
+        Returns:
+            The only gradient, flat, if it is just what the module's ranks are to be sent: in `dtype`, one shard after
+            another without padding, in memory of its own to which nobody else refers.  Else None, and nothing was let go.
+        """
+
 
 class Unit(Protocol):
     """One module of the plan."""

@@ -29,6 +29,8 @@ class Store:
         kept_bytes: whole gradients that wait for a later backward, by unit.
         irregular_bytes: adds up what no plan foresees: sums of partial sums over different parameters, copies of shards that
             do not lie side by side.
+        sends_in_place: a reduce-scatter may read a gradient where autograd left it. Where lanes are streams it may not: that
+            memory belongs to whatever stream computed it.
     """
 
     memory: Memory
@@ -36,6 +38,7 @@ class Store:
     kept_bytes: dict[Unit, int] = field(default_factory=dict)
     irregular_bytes: int = 0
     make_range: Range = no_range
+    sends_in_place: bool = False
     _pieces: dict[OpId, Task] = field(default_factory=dict)
     _words: dict[tuple[OpId, str], Words] = field(default_factory=dict)
     _group_names: dict[dist.ProcessGroup | None, str] = field(default_factory=dict)

@@ -5,6 +5,7 @@ It repeats the halves of FSDP2's post-backward, between which a plan reduces. Th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -105,6 +106,33 @@ def laid_out(group: ParamGroup, gradients: dict[int, torch.Tensor], shard_size: 
             gradient = torch.cat(torch.chunk(gradient, shard_size, dim=dim), dim=0)
         found.append(gradient)
     return found
+
+
+def take_as_sent(
+    group: ParamGroup, gradients: dict[int, torch.Tensor], shard_size: int, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """The only whole gradient, flat, if its elements lie as a reduce-scatter sends them and nobody else refers to them; empties
+    `gradients`.
+    """
+    (position,) = gradients
+    if shard_size > 1 and group.fsdp_params[position].fsdp_placement.dim != 0:
+        return None
+    gradient = gradients[position]
+    lies_as_sent = gradient.dtype == dtype and gradient.is_contiguous() and not gradient.is_neg()
+    if not lies_as_sent or gradient.untyped_storage().nbytes() != gradient.nbytes:
+        return None
+    del gradient
+    held = [gradients.pop(position)]
+    if _num_references(held) != _num_references([torch.empty(1)]):
+        gradients[position] = held.pop()
+        return None
+    return held.pop().view(-1)
+
+
+def _num_references(held: list[torch.Tensor]) -> tuple[int, int, int]:
+    """To the only tensor in `held`, and to its memory; only to be compared with those of another tensor."""
+    memory = held[0].untyped_storage()
+    return sys.getrefcount(held[0]), sys.getrefcount(memory), torch._C._storage_Use_Count(memory._cdata)
 
 
 def copy_in(gradients: Sequence[torch.Tensor], out: torch.Tensor, shard_size: int) -> None:

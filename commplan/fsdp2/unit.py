@@ -161,3 +161,9 @@ class FsdpGradients:
         """See `Gradients`."""
         with torch.no_grad():
             return torch_gradients.laid_out(self.raw, self.taken, self.reduction.shard_size)
+
+    def take_as_sent(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """See `Gradients`."""
+        if len(self.taken) > 1 or self.layout.numel * self.reduction.shard_size != next(iter(self.taken.values())).numel():
+            return None
+        return torch_gradients.take_as_sent(self.raw, self.taken, self.reduction.shard_size, dtype)
