@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
@@ -94,10 +94,20 @@ class OpId:
     last: int = -1
     piece: int = 0
     pieces: int = 1
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.last == -1:
             object.__setattr__(self, "last", self.first)
+        # Names are looked up far more often than they are made.
+        object.__setattr__(self, "_hash", hash((self.family, self.first, self.last, self.piece, self.pieces)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[OpId], tuple[str, int, int, int, int]]:
+        # Another process hashes text otherwise.
+        return OpId, (self.family, self.first, self.last, self.piece, self.pieces)
 
     @property
     def members(self) -> range:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import dataclass, field
 
 from commplan.execute.gathering import Gathers
@@ -19,7 +18,6 @@ class Backward:
         number: of this backward, from 1; those without a reduction count.
         is_last: of its step, so that every op runs.
         gathers: the all-gathers of the plan.
-        copies: the steps whose copies for the wire the plan counts.
         cursor: position of the next hook to open.
         arrived: modules whose gradients were complete in time, whether they are reduced now or kept.
         live: module -> its reduction, once its gradients are complete in time.
@@ -40,7 +38,6 @@ class Backward:
     number: int
     is_last: bool
     gathers: Gathers
-    copies: Container[int]
     cursor: int = 0
     is_collecting: bool = False
     arrived: set[int] = field(default_factory=set)

@@ -109,7 +109,7 @@ def reduce_scatter(call: Call, store: Store) -> Task | None:
     shard_size, numels = reduction.shard_size, [instance.layout.numel for instance in instances]
     numel = sum(numels)
     # A sum over different parameters is laid out anew: that takes all of it at once.
-    cut = Cut(numels, 1 if any(map(store.has_other_layout, instances)) else op.pieces)
+    cut = Cut(numels, 1 if op.pieces == 1 or any(map(store.has_other_layout, instances)) else op.pieces)
     source = _as_sent(instances, wire_dtype, cut, store)
     if source is None:
         source = store.memory.allocate(numel * shard_size, wire_dtype, unit.device)

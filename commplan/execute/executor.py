@@ -26,11 +26,11 @@ from commplan.execute.interface import Gradients, Unit
 from commplan.execute.issuing import Issuer
 from commplan.execute.lanes import Token
 from commplan.execute.machinery import Machinery
-from commplan.execute.program import Program, index_plan
+from commplan.execute.program import Action, Program, index_plan
 from commplan.execute.report import BackwardReport
 from commplan.execute.store import Store
 from commplan.ops import Kind, Section
-from commplan.plan.model import Buffer, BufferKind, OpStep, Plan, Step, WaitStep
+from commplan.plan.model import Buffer, BufferKind, OpStep, Plan, WaitStep
 
 P = ParamSpec("P")
 
@@ -325,9 +325,7 @@ class Executor:
             gathers = Gathers(
                 [self._units[module] for module in need], set(range(len(need)) if wanted is None else wanted), self._store
             )
-            self._backward = Backward(
-                time.perf_counter(), previous_bytes, self._num_backwards + 1, is_last, gathers, self._program.copies
-            )
+            self._backward = Backward(time.perf_counter(), previous_bytes, self._num_backwards + 1, is_last, gathers)
             self.health.where = f"in backward {self._backward.number}"
             kept_bytes = self._store.kept_bytes
             self._backward.kept = {m: (kept_bytes[unit], 0) for m, unit in enumerate(self._units) if unit in kept_bytes}
@@ -342,11 +340,9 @@ class Executor:
         while backward.cursor <= position:
             at = backward.cursor
             backward.cursor += 1
+            for action in self._program.actions[at]:
+                self._run(backward, action)
             hook = self._program.hooks[at]
-            number = self._program.first_step[at]
-            for step in hook.steps:
-                self._run_step(number, step)
-                number += 1
             if hook.section is Section.POST_BACKWARD and hook.n in backward.live:
                 self._hold(hook.n, backward.live[hook.n])
 
@@ -358,15 +354,15 @@ class Executor:
                 return
             self._open_through(backward.cursor)
 
-    def _run_step(self, number: int, step: Step) -> None:
-        backward = self._current()
-        waits = [backward.tokens[op] for op in step.waits]
+    def _run(self, backward: Backward, action: Action) -> None:
+        tokens, step = backward.tokens, action.step
+        waits = [tokens[op] for op in step.waits]
         if isinstance(step, WaitStep):
-            self._issuer.wait(waits, str(number))
+            self._issuer.wait(waits, action.text)
         else:
-            self._issuer.issue(backward, step, waits, number)
-        for buffer in self._program.frees.get(number, ()):
-            self._free(buffer)
+            self._issuer.issue(backward, step, action, waits)
+        for buffer in action.frees:
+            self._free(backward, buffer)
 
     def _hold(self, module: int, instance: Instance) -> None:
         """Count gradients that no op has packed, from now on."""
@@ -380,8 +376,8 @@ class Executor:
         backward = self._current()
         return [*backward.tokens.values(), *(i.last for i in backward.instances if i.last is not None)]
 
-    def _free(self, buffer: Buffer) -> None:
-        live = self._current().live
+    def _free(self, backward: Backward, buffer: Buffer) -> None:
+        live = backward.live
         for instance in [live[module] for module in range(buffer.first, buffer.last + 1) if module in live]:
             if buffer.kind is BufferKind.RS_INPUT:
                 instance.release_inputs(self._memory)

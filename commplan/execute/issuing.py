@@ -15,6 +15,7 @@ from commplan.execute.collectives import TASKS, Call, placeholder
 from commplan.execute.control import Control, Message
 from commplan.execute.instance import Instance
 from commplan.execute.lanes import Lanes, Task, Token
+from commplan.execute.program import Action
 from commplan.execute.ranges import WAIT, GroupRanks, Range
 from commplan.execute.store import Store
 from commplan.ops import COMPUTE_LANE, WIRE_DTYPES, Kind
@@ -47,15 +48,15 @@ class Issuer:
             with self._make_range(WAIT):
                 self._lanes.wait(tokens, why)
 
-    def issue(self, backward: Backward, step: OpStep, waits: Sequence[Token], number: int) -> None:
-        """Issue step `number` of the plan, at its place, for those of its modules that are there."""
+    def issue(self, backward: Backward, step: OpStep, action: Action, waits: Sequence[Token]) -> None:
+        """Issue the step of `action`, at its place in the plan, for those of its modules that are there."""
         if step.kind is Kind.ALL_GATHER:
             token = self._submit(backward, step, backward.gathers.prepare(step), waits)
             backward.gathers.issued(step.op, token)
             return
         live = backward.live
-        instances = [live[module] for module in step.op.members if module in live]
-        self._reduce(backward, Call(step, instances, _DTYPES[step.dtype], number in backward.copies), waits, str(number))
+        instances = [live[module] for module in action.members if module in live]
+        self._reduce(backward, Call(step, instances, _DTYPES[step.dtype], action.makes_copy), waits, action.text)
 
     def issue_alone(self, backward: Backward, step: OpStep, module: int, instance: Instance, waits: Sequence[Token]) -> None:
         """Issue the op of `step` outside of the plan, for one module and in one piece."""

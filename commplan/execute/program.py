@@ -13,6 +13,25 @@ from commplan.plan.model import Buffer, BufferKind, Hook, OpStep, Plan, Step
 
 
 @dataclass(frozen=True, slots=True)
+class Action:
+    """One step, with what is looked up when it runs.
+
+    Attributes:
+        number: of the step, in the plan; `text` is the same for reports.
+        members: the modules of its op; of an all-gather need indices.
+        makes_copy: the plan counts the copy that it makes for the wire.
+        frees: buffers that are given back after it.
+    """
+
+    number: int
+    text: str
+    step: Step
+    members: Sequence[int]
+    makes_copy: bool
+    frees: Sequence[Buffer]
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """What the executor looks up while backward runs.
 
@@ -20,7 +39,7 @@ class Program:
         need: need index -> index into the table of modules.
         first_step: the number of each hook's first step.
         pre_position, post_position: hook positions by need index and by completion index.
-        frees: step number -> buffers that are given back after it.
+        actions: by the position of their hook.
         copies: step number -> the step, where one makes a copy for the wire; of a chunked reduce-scatter the first.
         modules: those with something to reduce, in completion order.
         shard_of: module -> the op that makes its shard.
@@ -37,7 +56,7 @@ class Program:
     first_step: Sequence[int]
     pre_position: Mapping[int, int]
     post_position: Mapping[int, int]
-    frees: Mapping[int, Sequence[Buffer]]
+    actions: Sequence[Sequence[Action]]
     copies: Mapping[int, OpStep]
     modules: Sequence[Module]
     shard_of: Mapping[int, OpId]
@@ -89,7 +108,8 @@ def index_plan(plan: Plan) -> Program:
         section: {hook.n: at for at, hook in enumerate(plan.hooks) if hook.section is section}
         for section in (Section.PRE_BACKWARD, Section.POST_BACKWARD)
     }
-    wires = (buffer.born for buffer in plan.buffers if buffer.kind is BufferKind.WIRE)
+    wires = [buffer.born for buffer in plan.buffers if buffer.kind is BufferKind.WIRE]
+    copies = {number: step for number in wires if isinstance(step := numbered[number], OpStep)}
     skipped = {module: [s for _, s in steps if s.when is When.LAST_BACKWARD] for module, steps in steps_of.items()}
     completion, need = orders(plan.modules)
     return Program(
@@ -99,8 +119,21 @@ def index_plan(plan: Plan) -> Program:
         tuple(first_step),
         positions[Section.PRE_BACKWARD],
         positions[Section.POST_BACKWARD],
-        dict(frees),
-        {number: step for number in wires if isinstance(step := numbered[number], OpStep)},
+        [
+            [
+                Action(
+                    number,
+                    str(number),
+                    step,
+                    tuple(step.op.members) if isinstance(step, OpStep) else (),
+                    number in copies,
+                    tuple(frees.get(number, ())),
+                )
+                for number, step in enumerate(hook.steps, first)
+            ]
+            for first, hook in zip(first_step, plan.hooks, strict=True)
+        ],
+        copies,
         [plan.modules.modules[index] for index in completion],
         {module: steps[0][1].op for module, steps in steps_of.items()},
         dict(steps_of),

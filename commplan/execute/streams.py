@@ -96,18 +96,20 @@ class StreamLanes:
         if lane != COMPUTE_LANE and lane not in self._streams:
             self._streams[lane] = self._module.Stream(device=self._device, priority=PRIORITIES[priority])
 
-    @contextlib.contextmanager
-    def compute(self) -> Iterator[None]:
+    def compute(self) -> contextlib.AbstractContextManager[None]:
         """See `Lanes`. Inside, home is the current stream."""
         current = self._module.current_stream(self._device)
         if self._home is None:
             self._settle(current)
         if self._timeline is None:
             self._begin()
+        if current == self._home and not self._guests:
+            return contextlib.nullcontext()
+        return self._at_home(current)
+
+    @contextlib.contextmanager
+    def _at_home(self, current: Any) -> Iterator[None]:
         home = self._home
-        if current == home and not self._guests:
-            yield
-            return
         if current != home:
             if current not in self._guests:
                 self._guests.append(current)

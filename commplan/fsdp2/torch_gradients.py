@@ -37,9 +37,11 @@ def take_gradients(group: ParamGroup, *, keeps: bool = False) -> dict[int, torch
     taken: dict[int, torch.Tensor] = {}
     reduces_unused = releases.reduces_unused(group)
     reduces = group.reduce_grads and not keeps
-    # A parameter that was never gathered has no gradient yet, and no place for one.
-    used = [(position, p, p._unsharded_param) for position, p in enumerate(group.fsdp_params) if hasattr(p, "_unsharded_param")]
-    for position, p, whole in used:
+    for position, p in enumerate(group.fsdp_params):
+        # One that was never gathered has no gradient yet, and no place for one.
+        whole = getattr(p, "_unsharded_param", None)
+        if whole is None:
+            continue
         if p.unsharded_accumulated_grad is not None:
             p.accumulate_unsharded_grad_if_needed()
             if reduces:
@@ -55,8 +57,9 @@ def take_gradients(group: ParamGroup, *, keeps: bool = False) -> dict[int, torch
     if group.reshard_after_backward:
         group.reshard()
     if not reduces:
-        for _, p, _ in used:
-            p.to_accumulated_grad_if_needed()
+        for p in group.fsdp_params:
+            if hasattr(p, "_unsharded_param"):
+                p.to_accumulated_grad_if_needed()
     return taken
 
 
@@ -76,11 +79,13 @@ def has_leftover(group: ParamGroup) -> bool:
 
     FSDP2 registers none for the second of two recomputations of a module in one backward, and would lose them.
     """
-    return (
-        group.reduce_grads
-        and group._training_state is common.TrainingState.POST_BACKWARD
-        and any(hasattr(p, "_unsharded_param") and p._unsharded_param.grad is not None for p in group.fsdp_params)
-    )
+    if not group.reduce_grads or group._training_state is not common.TrainingState.POST_BACKWARD:
+        return False
+    for p in group.fsdp_params:
+        whole = getattr(p, "_unsharded_param", None)
+        if whole is not None and whole.grad is not None:
+            return True
+    return False
 
 
 def shard_numel(group: ParamGroup, position: int, shard_size: int) -> int:
@@ -98,13 +103,14 @@ def laid_out(group: ParamGroup, gradients: dict[int, torch.Tensor], shard_size: 
     """Whole gradients by position, each with what belongs to one rank behind what belongs to the rank before it; empties
     `gradients`.
     """
-    found = []
-    for position in list(gradients):
-        gradient = gradients.pop(position)
-        dim = group.fsdp_params[position].fsdp_placement.dim
-        if dim != 0 and shard_size > 1:
-            gradient = torch.cat(torch.chunk(gradient, shard_size, dim=dim), dim=0)
-        found.append(gradient)
+    found = list(gradients.values())
+    positions = list(gradients)
+    gradients.clear()
+    if shard_size > 1:
+        for place, position in enumerate(positions):
+            dim = group.fsdp_params[position].fsdp_placement.dim
+            if dim != 0:
+                found[place] = torch.cat(torch.chunk(found[place], shard_size, dim=dim), dim=0)
     return found
 
 

@@ -101,7 +101,7 @@ def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def as_hook(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` in the place of FSDP2's hook `name`: guarded from torch.compile and type checks as that one is."""
-    if name not in HOOKS_IN_BACKWARD:
+    if name not in HOOKS_IN_BACKWARD or not releases.has_typecheck():
         return without_dynamo(function)
 
     @functools.wraps(function)

@@ -340,8 +340,13 @@ def copies_lone_shards() -> bool:
     return release() >= (2, 10)
 
 
+def has_typecheck() -> bool:
+    """Whether a user may ask for type checks of distributed tensors, which is possible since 2.14."""
+    return hasattr(dist, "_spmd_no_typecheck")
+
+
 def no_typecheck() -> contextlib.AbstractContextManager[None]:
-    """What FSDP2 does around its hooks since 2.14: a user's type checks of distributed tensors leave them out."""
+    """What FSDP2 does around its hooks where there are such checks: they leave them out."""
     guard = getattr(dist, "_spmd_no_typecheck", contextlib.nullcontext)
     return guard()
 

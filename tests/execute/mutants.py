@@ -13,6 +13,7 @@ from commplan.execute.backward import Backward
 from commplan.execute.collectives import Call
 from commplan.execute.executor import Executor
 from commplan.execute.issuing import Issuer
+from commplan.execute.program import Action
 from commplan.ops import Kind
 from commplan.plan.model import Buffer, BufferKind, OpStep, WaitStep
 
@@ -28,18 +29,18 @@ def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> Any:
 def waits_do_nothing() -> Any:
     """`wait:` lines are skipped."""
 
-    def run_step(original: Any, self: Executor, number: int, step: Any) -> None:
-        original(self, number, replace(step, waits=()) if isinstance(step, WaitStep) else step)
+    def run(original: Any, self: Executor, backward: Backward, action: Action) -> None:
+        step = action.step
+        original(self, backward, replace(action, step=replace(step, waits=())) if isinstance(step, WaitStep) else action)
 
-    return _wrap(Executor, "_run_step", run_step)
+    return _wrap(Executor, "_run", run)
 
 
 def ops_of_a_kind_wait_for_nothing(kind: Kind) -> Mutant:
     """Ops of a kind start whatever they should wait for."""
 
-    def issue(original: Any, self: Issuer, backward: Backward, step: OpStep, *rest: Any) -> None:
-        waits, number = rest
-        original(self, backward, step, [] if step.kind is kind else waits, number)
+    def issue(original: Any, self: Issuer, backward: Backward, step: OpStep, action: Action, waits: Any) -> None:
+        original(self, backward, step, action, [] if step.kind is kind else waits)
 
     return lambda: _wrap(Issuer, "issue", issue)
 
@@ -47,15 +48,16 @@ def ops_of_a_kind_wait_for_nothing(kind: Kind) -> Mutant:
 def every_shard_is_released_in_its_hook() -> Any:
     """Reduced shards are given back when the first step after their reduce-scatter is over."""
 
-    def run_step(original: Any, self: Executor, number: int, step: Any) -> None:
-        original(self, number, step)
+    def run(original: Any, self: Executor, backward: Backward, action: Action) -> None:
+        original(self, backward, action)
+        step = action.step
         if isinstance(step, OpStep) and step.kind is Kind.ALL_REDUCE:
-            instance = self._current().live.get(step.op.first)
+            instance = backward.live.get(step.op.first)
             if instance is not None and instance.shard is not None:
                 self._memory.release(instance.shard)
                 self._memory.hold(instance.shard.nbytes)
 
-    return _wrap(Executor, "_run_step", run_step)
+    return _wrap(Executor, "_run", run)
 
 
 def inputs_are_released_when_issued() -> Any:
@@ -73,9 +75,9 @@ def inputs_are_released_when_issued() -> Any:
 def inputs_are_never_released() -> Any:
     """Reduce-scatter inputs live until the end of root."""
 
-    def free(original: Any, self: Executor, buffer: Buffer) -> None:
+    def free(original: Any, self: Executor, backward: Backward, buffer: Buffer) -> None:
         if buffer.kind is not BufferKind.RS_INPUT:
-            original(self, buffer)
+            original(self, backward, buffer)
 
     return _wrap(Executor, "_free", free)
 
