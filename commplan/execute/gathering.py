@@ -136,17 +136,19 @@ class Gathers:
         self, op: OpId, inputs: Mapping[int, Sequence[torch.Tensor]], group: dist.ProcessGroup
     ) -> tuple[Gathered, Sequence[torch.Tensor]]:
         """Copy this rank's shards to their places in a new buffer, on compute; the places, one for each piece."""
-        cut = Cut([sum([shard.numel() for shard in shards]) for shards in inputs.values()], op.pieces)
+        cut = Cut([sum(map(torch.Tensor.numel, shards)) for shards in inputs.values()], op.pieces)
         num_ranks, rank = group.size(), group.rank()
         first = next(iter(inputs.values()))[0]
-        buffer = self.store.memory.borrow(sum(cut.numels) * num_ranks, first.dtype, first.device)
+        numel = sum(cut.numels)
+        buffer = self.store.memory.borrow(numel * num_ranks, first.dtype, first.device)
         parts = buffer.split([size * num_ranks for size in cut.sizes]) if cut.pieces > 1 else (buffer,)
         gathered = Gathered(buffer, parts, cut, num_ranks, {need: place for place, need in enumerate(inputs)})
-        own = [part.view(num_ranks, -1)[rank] for part in parts]
         with torch.no_grad():
             if cut.pieces == 1:
+                own = [buffer.narrow(0, rank * numel, numel)]
                 torch.cat([shard for shards in inputs.values() for shard in shards], out=own[0])
             else:
+                own = [part.view(num_ranks, -1)[rank] for part in parts]
                 rows = [[shard.unsqueeze(0) for shard in shards] for shards in inputs.values()]
                 for mine, bounds in zip(own, cut.bounds, strict=True):
                     given = [c for of_one, within in zip(rows, bounds, strict=True) for c in columns(of_one, *within)]

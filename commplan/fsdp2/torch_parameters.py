@@ -5,6 +5,7 @@ The rest is in `torch_private`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 
 import torch
@@ -35,6 +36,8 @@ class Parameters:
         self._numels: list[int] = []
         self._outputs: list[torch.Tensor] = []
         self._rows: list[torch.Tensor] = []
+        # Shards that may be sent as they are; looked at closely once, for as long as they are the same.
+        self._plain: list[torch.Tensor] = []
         self._place: grad_mode._unsafe_preserve_version_counter | None = None
 
     def shards_to_gather(self) -> Sequence[torch.Tensor] | None:
@@ -46,14 +49,19 @@ class Parameters:
         group, params = self._group, self._group.fsdp_params
         if group._all_gather_result is not None or not group.is_sharded or not group.unshard_in_backward:
             return None
-        if not any(p._sharded_param_data.numel() for p in params):
+        shards = [p._sharded_param_data for p in params]
+        if len(shards) == len(self._plain) and all(map(operator.is_, shards, self._plain)):
+            return shards
+        if not any(shard.numel() for shard in shards):
             return None
         if any(hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather") for p in params):
             return None
         if all(p.param_dtype is None and not p.offload_to_cpu for p in params):
-            inputs = [p._sharded_param_data for p in params]
-        else:
-            inputs = [shard for of_one in collectives._get_param_all_gather_inputs(params) for shard in of_one]
+            if any(shard.dtype != shards[0].dtype for shard in shards):
+                return None
+            self._plain = shards
+            return shards
+        inputs = [shard for of_one in collectives._get_param_all_gather_inputs(params) for shard in of_one]
         return inputs if all(shard.dtype == inputs[0].dtype for shard in inputs) else None
 
     def place_to_gather(self) -> torch.Tensor | None:
@@ -97,7 +105,7 @@ class Parameters:
     def _has_outputs(self) -> bool:
         """Whether FSDP2 has made the tensors that whole parameters are, and what is gathered can be copied there at once."""
         params = self._group.fsdp_params
-        if self._outputs and all(p.all_gather_outputs[0] is output for p, output in zip(params, self._outputs, strict=True)):
+        if self._outputs and all(map(operator.is_, [p.all_gather_outputs[0] for p in params], self._outputs)):
             return True
         if any(not hasattr(p, "_unsharded_param") or p.fsdp_placement.dim != 0 for p in params):
             return False
