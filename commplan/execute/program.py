@@ -17,13 +17,12 @@ class Action:
     """One step, with what is looked up when it runs.
 
     Attributes:
-        number: of the step, in the plan; `text` is the same for reports.
+        text: the step's number in the plan.
         members: the modules of its op; of an all-gather need indices.
         makes_copy: the plan counts the copy that it makes for the wire.
         frees: buffers that are given back after it.
     """
 
-    number: int
     text: str
     step: Step
     members: Sequence[int]
@@ -122,7 +121,6 @@ def index_plan(plan: Plan) -> Program:
         [
             [
                 Action(
-                    number,
                     str(number),
                     step,
                     tuple(step.op.members) if isinstance(step, OpStep) else (),

@@ -120,9 +120,8 @@ class WorkerLanes:
             self._raise_failure()
             self._follow(queued, (found.last, *waits))
             found.last = token
-            may_start = queued.missing == 0
-        if may_start:
-            self._ready.put(queued)
+            if queued.missing == 0:
+                self._ready.put(queued)
         return token
 
     def mark(self) -> Completion:
@@ -174,10 +173,10 @@ class WorkerLanes:
 
     def _start(self, lane: str) -> _Lane:
         """A lane, and one more worker: there are never more tasks to run than lanes."""
-        started = self._lanes[lane] = _Lane(lane)
         worker = threading.Thread(target=self.serve, name=f"commplan-worker-{len(self._workers)}", daemon=True)
-        self._workers.append(worker)
         worker.start()
+        self._workers.append(worker)
+        started = self._lanes[lane] = _Lane(lane)
         return started
 
     def _follow(self, follower: _Queued | _Gate, tokens: Sequence[Token]) -> None:

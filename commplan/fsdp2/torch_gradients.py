@@ -124,12 +124,16 @@ def take_as_sent(
     if shard_size > 1 and group.fsdp_params[position].fsdp_placement.dim != 0:
         return None
     gradient = gradients[position]
-    lies_as_sent = gradient.dtype == dtype and gradient.is_contiguous() and not gradient.is_neg()
-    if not lies_as_sent or gradient.untyped_storage().nbytes() != gradient.nbytes:
+    if type(gradient) is not torch.Tensor or gradient.device.type != "cpu" or gradient.dtype != dtype:
         return None
-    del gradient
+    memory = gradient.untyped_storage()
+    # What came from numpy or another library can't be resized: its owner may write to it again.
+    is_own = memory.resizable() and not memory.is_shared() and memory.nbytes() == gradient.nbytes
+    if not is_own or not gradient.is_contiguous() or gradient.is_neg():
+        return None
+    del gradient, memory
     held = [gradients.pop(position)]
-    if _num_references(held) != _num_references([torch.empty(1)]):
+    if _num_references(held) != _num_references([torch.empty(1, device="cpu")]):
         gradients[position] = held.pop()
         return None
     return held.pop().view(-1)

@@ -50,7 +50,7 @@ class Parameters:
         if group._all_gather_result is not None or not group.is_sharded or not group.unshard_in_backward:
             return None
         shards = [p._sharded_param_data for p in params]
-        if len(shards) == len(self._plain) and all(map(operator.is_, shards, self._plain)):
+        if self._plain and len(shards) == len(self._plain) and all(map(operator.is_, shards, self._plain)):
             return shards
         if not any(shard.numel() for shard in shards):
             return None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,10 @@ from commplan.fsdp2 import torch_gradients
 
 Made = tuple[torch.Tensor, Any]
 """A gradient, and whatever else is alive."""
+
+
+class Marked(torch.Tensor):
+    """Its data may be elsewhere."""
 
 
 def group(dim: int = 0) -> Any:
@@ -43,7 +48,14 @@ OTHERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "a view": lambda gradient: gradient[1:],
     "another tensor over its memory": lambda gradient: gradient.detach(),
     "its memory": lambda gradient: gradient.untyped_storage(),
+    "a place that Python does not see": lambda gradient: _as_grad_of_another(gradient),
 }
+
+
+def _as_grad_of_another(gradient: torch.Tensor) -> torch.Tensor:
+    other = torch.zeros_like(gradient, requires_grad=True)
+    other.grad = gradient
+    return other
 
 
 @pytest.mark.parametrize("keeps", OTHERS.values(), ids=OTHERS.keys())
@@ -62,6 +74,9 @@ LAID_OUT_OTHERWISE: dict[str, Callable[[], torch.Tensor]] = {
     "a part of more": lambda: torch.ones(5, 3)[:4],
     "one element for all": lambda: torch.ones(1, 1).expand(4, 3),
     "another dtype": lambda: torch.ones(4, 3, dtype=torch.bfloat16),
+    "memory of numpy's": lambda: torch.from_numpy(np.ones((4, 3), dtype=np.float32)),
+    "memory of several processes": lambda: torch.ones(4, 3).share_memory_(),
+    "a tensor of another kind": lambda: torch.ones(4, 3).as_subclass(Marked),
     "not negated yet": lambda: torch._neg_view(torch.ones(4, 3)),
 }
 
