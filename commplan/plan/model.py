@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Final
 
 from commplan.errors import Span
@@ -222,7 +223,7 @@ class Plan:
 
         return text(self)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """SHA-256 (hex) of the plan: equal for equal plans, wherever the schedule was read from."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()

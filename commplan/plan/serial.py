@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from commplan.errors import CommplanError, PlanError
 from commplan.language import validate_table
+from commplan.language.modules import Module, ModuleTable
 from commplan.language.source import shown
 from commplan.ops import Axis, Kind, OpId, Section, When
 from commplan.plan.model import Backwards, Buffer, BufferKind, Hook, LaneInfo, OpStep, Plan, Step, WaitStep
@@ -22,23 +24,33 @@ T = TypeVar("T")
 
 def to_json(plan: Plan) -> str:
     """`plan` as one line of JSON, keys in fixed order."""
-    return json.dumps(
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "schedule": plan.schedule,
-            "params": dict(plan.params),
-            "modules": plan.modules.model_dump(mode="json"),
-            "lanes": [
-                {"name": lane.name, "priority": lane.priority, "own_communicator": lane.own_communicator} for lane in plan.lanes
-            ],
-            "hooks": [
-                {"section": hook.section, "n": hook.n, "module": hook.module, "steps": [_step_json(s) for s in hook.steps]}
-                for hook in plan.hooks
-            ],
-            "buffers": [buffer_json(buffer) for buffer in plan.buffers],
-        }
-    )
+    # Parts become plain data as they are written: all of it at once is more objects than the plan itself.
+    return json.dumps(plan, default=lambda part: _PARTS[type(part)](part))
+
+
+def _plan_json(plan: Plan) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "schedule": plan.schedule,
+        "params": dict(plan.params),
+        "modules": plan.modules,
+        "lanes": plan.lanes,
+        "hooks": plan.hooks,
+        "buffers": plan.buffers,
+    }
+
+
+def _module_json(module: Module) -> dict[str, Any]:
+    return module.model_dump(mode="json")
+
+
+def _lane_json(lane: LaneInfo) -> dict[str, Any]:
+    return {"name": lane.name, "priority": lane.priority, "own_communicator": lane.own_communicator}
+
+
+def _hook_json(hook: Hook) -> dict[str, Any]:
+    return {"section": hook.section, "n": hook.n, "module": hook.module, "steps": hook.steps}
 
 
 def buffer_json(buffer: Buffer) -> dict[str, Any]:
@@ -68,6 +80,21 @@ def _step_json(step: Step) -> dict[str, Any]:
         "dtype": step.dtype,
         "when": step.when,
     }
+
+
+_PARTS: Final[Mapping[type, Callable[[Any], dict[str, Any]]]] = MappingProxyType(
+    {
+        Plan: _plan_json,
+        ModuleTable: dict,
+        Module: _module_json,
+        LaneInfo: _lane_json,
+        Hook: _hook_json,
+        OpStep: _step_json,
+        WaitStep: _step_json,
+        Buffer: buffer_json,
+    }
+)
+"""Part of a plan -> it as an object of JSON, whose values may be parts in turn."""
 
 
 def from_json(text: str) -> Plan:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,8 @@ def test_digests_tell_plans_apart_and_nothing_else() -> None:
     digests = {(name, n): compiler.compile(name, n).digest for name in NAMES for n in (3, 4)}
     assert len(set(digests.values())) == len(digests)
     assert compiler.compile("delayed_allreduce", 4, k=1).digest != compiler.compile("delayed_allreduce", 4, k=2).digest
+    plan = compiler.compile("delayed_allreduce", 4)
+    assert replace(plan, schedule=f"{plan.schedule}, renamed").digest != plan.digest
     text = library.find("pipelined_allreduce").read_text()
     assert compiler.compile("# moved\n\n" + text, 4).digest == compiler.compile("pipelined_allreduce", 4).digest
 
