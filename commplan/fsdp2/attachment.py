@@ -36,7 +36,7 @@ from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.announce import log_attached, log_recompiled, warn_of_obstacles
 from commplan.fsdp2.devices import backend_for, device_problems, group_timeout, lanes_for
 from commplan.fsdp2.driver import Driver, Recompile
-from commplan.fsdp2.groups import Group, Orders, find_groups, guess_orders, make_table, root_modules
+from commplan.fsdp2.groups import Group, Orders, all_ranks, find_groups, guess_orders, make_table, root_modules
 from commplan.fsdp2.unit import FsdpUnit, OwnGroups
 from commplan.language import resolve
 from commplan.language.spec import OpLine, ScheduleSpec
@@ -158,7 +158,7 @@ def attach(
     try:
         private.require_known_torch()
         groups = find_groups(model)
-        everyone = sorted({r for g in groups for r in private.mesh_facts(g.raw).ranks})
+        everyone = all_ranks(groups)
         for problem in _problems(model, groups):
             raise AttachError(problem)
         if rank == everyone[0]:
@@ -322,6 +322,7 @@ class _GroupMaker:
         self.made: list[dist.ProcessGroup] = []
         self._timeout_s = timeout_s
         self._own: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
+        self._own_of: dict[tuple[private.MeshFacts, torch.device], OwnGroups] = {}
 
     def make(self, ranks: Sequence[int], purpose: str, backend: str) -> dist.ProcessGroup:
         """A new group over `ranks`."""
@@ -332,16 +333,21 @@ class _GroupMaker:
         return group
 
     def own_groups(self, group: Group, own_lanes: Mapping[str, str]) -> OwnGroups:
-        """The process groups for a parameter group's collectives; those of one purpose and equal ranks are shared.
+        """The process groups for a parameter group's collectives; those of one purpose and equal ranks are shared, and groups
+        on one mesh get the same object.
 
         One process group takes one queue only.  FSDP2 goes on gathering parameters on its shard group, and a user may
         reduce whatever on the groups of the mesh, both on the thread of compute while lanes run.
 
         Args:
-            own_lanes: communicator -> its axis, for lanes with one of their own.
+            own_lanes: communicator -> its axis, for lanes with one of their own; always the same.
         """
-        mesh = private.mesh_facts(group.raw)
-        device = group.raw.device
+        place = private.mesh_facts(group.raw), group.raw.device
+        if place not in self._own_of:
+            self._own_of[place] = self._find(*place, own_lanes)
+        return self._own_of[place]
+
+    def _find(self, mesh: private.MeshFacts, device: torch.device, own_lanes: Mapping[str, str]) -> OwnGroups:
         of_axis = {Axis.SHARD: mesh.shard, Axis.REPLICATE: mesh.replicate}
         found = {
             Axis.SHARD: mesh.reduce_scatter or self._like(mesh.shard, "reduce-scatter", device),

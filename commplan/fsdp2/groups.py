@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ class Group:
         trainable: whether each parameter required a gradient when the group was described; a plan counts on these, and
             one that is frozen later is merely without a gradient.
         is_gathered: its parameters are whole when backward begins.
+        mesh: the ranks that it is spread over; groups on equal meshes hold the same object.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Group:
     parameter_names: tuple[str, ...]
     trainable: tuple[bool, ...]
     is_gathered: bool
+    mesh: private.MeshRanks
 
     @property
     def is_trainable(self) -> bool:
@@ -73,6 +76,8 @@ def find_groups(model: nn.Module) -> list[Group]:
     """The parameter groups of `model`, in the order in which forwards begin if modules run as they were registered."""
     roots = set(root_modules(model))
     path_of = {module: name for name, module in model.named_modules()}
+    # FSDP2 makes a mesh for each module that is given none; they are equal.
+    ranks_of = functools.cache(private.mesh_ranks)
     found: list[Group] = []
     for module_name, state in private.states(model):
         raws = private.groups(state)
@@ -82,7 +87,8 @@ def find_groups(model: nn.Module) -> list[Group]:
             names = tuple(f"{path_of[owner]}.{name}".removeprefix(".") for owner, name in owners)
             name = (module_name or "(root)") + (f"[{i}]" if len(raws) > 1 else "")
             is_gathered = private.stays_gathered(state, raw, is_root=is_root)
-            found.append(Group(name, raw, state, names, private.trainable(raw), is_gathered))
+            mesh = ranks_of(private.mesh(raw))
+            found.append(Group(name, raw, state, names, private.trainable(raw), is_gathered, mesh))
     if not found:
         raise AttachError(
             "the model holds no parameter that is sharded by FSDP2: call torch.distributed.fsdp.fully_shard on its "
@@ -111,6 +117,11 @@ def _refuse_ties(groups: Sequence[Group]) -> None:
                     "unties them: shard the two modules together, fully_shard([one, other]), or leave both to the root"
                 )
             first[origin] = name
+
+
+def all_ranks(groups: Sequence[Group]) -> list[int]:
+    """The global ranks that share any of the groups, ascending."""
+    return sorted({rank for mesh in {id(group.mesh): group.mesh for group in groups}.values() for rank in mesh.ranks})
 
 
 def root_modules(model: nn.Module) -> list[nn.Module]:
@@ -177,7 +188,7 @@ def _row(group: Group) -> Module:
         reduce_dtype=_dtype_name(trainable.reduce_dtype),
         gather_dtype=_dtype_name(trainable.compute_dtype),
         resharded_after_forward=not group.is_gathered,
-        group=mesh.identity,
+        group=group.mesh.identity,
         scaling=private.scaling(group.raw),
     )
 

@@ -20,6 +20,7 @@ from typing import Any, Final, cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store
 
 from commplan.errors import AttachError
@@ -89,7 +90,6 @@ def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, never traced by torch.compile; as FSDP2 does with its own hooks, dynamo is imported at the first call."""
     disabled: Callable[..., Any] | None = None
 
-    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal disabled
         if disabled is None:
@@ -101,20 +101,19 @@ def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def as_hook(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` in the place of FSDP2's hook `name`: guarded from torch.compile and type checks as that one is."""
-    if name not in HOOKS_IN_BACKWARD or not releases.has_typecheck():
-        return without_dynamo(function)
+    is_guarded = name in HOOKS_IN_BACKWARD and releases.has_typecheck()
+    return without_dynamo(functools.partial(_without_typecheck, function) if is_guarded else function)
 
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with releases.no_typecheck():
-            return function(*args, **kwargs)
 
-    return without_dynamo(call)
+def _without_typecheck(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    with releases.no_typecheck():
+        return function(*args, **kwargs)
 
 
 def without_guard(method: Callable[..., Any]) -> Callable[..., Any]:
     """FSDP2's `method` without its guard from torch.compile, for callers that have one; what others put around it stays."""
-    if not isinstance(method, MethodType) or method.__code__ is not common._dynamo_disable(lambda: None).__code__:
+    guards = common._dynamo_disable.__code__.co_consts
+    if not isinstance(method, MethodType) or not any(method.__code__ is guard for guard in guards):
         return method
     return functools.partial(inspect.unwrap(method.__func__, stop=lambda f: f is not method.__func__), method.__self__)
 
@@ -219,36 +218,27 @@ def trainable(group: ParamGroup) -> tuple[bool, ...]:
 
 
 def param_facts(group: ParamGroup) -> list[ParamFacts]:
-    """Facts on every parameter of `group`, by position; valid before the first forward too."""
+    """Facts on every parameter of `group`, by position; valid before the first forward too. Equal ones are one object."""
     policy = group.mp_policy
+    known: dict[tuple[torch.Size, int, torch.dtype], ParamFacts] = {}
     facts = []
     for p in group.fsdp_params:
         orig = p.sharded_param.dtype
-        compute = policy.param_dtype if policy.param_dtype and orig.is_floating_point else orig
-        facts.append(
-            ParamFacts(
-                tuple(p._orig_size),
-                p.fsdp_placement.dim,
-                orig,
-                compute,
-                policy.reduce_dtype or compute,
-            )
-        )
+        key = p._orig_size, p.fsdp_placement.dim, orig
+        if key not in known:
+            compute = policy.param_dtype if policy.param_dtype and orig.is_floating_point else orig
+            known[key] = ParamFacts(tuple(key[0]), key[1], orig, compute, policy.reduce_dtype or compute)
+        facts.append(known[key])
     return facts
 
 
 @dataclass(frozen=True, slots=True)
 class MeshFacts:
-    """The process groups of one parameter group; None is an axis that its mesh lacks.
-
-    `ranks` are all global ranks that share the parameters, `identity` names the mesh, equal on every rank.
-    """
+    """The process groups of one parameter group; None is an axis that its mesh lacks."""
 
     shard: dist.ProcessGroup | None
     replicate: dist.ProcessGroup | None
     reduce_scatter: dist.ProcessGroup | None
-    ranks: tuple[int, ...]
-    identity: str
 
 
 def mesh_facts(group: ParamGroup) -> MeshFacts:
@@ -256,16 +246,31 @@ def mesh_facts(group: ParamGroup) -> MeshFacts:
     info = group.mesh_info
     sharded = info if isinstance(info, common.FSDPMeshInfo) else None
     replicated = info if isinstance(info, common.DDPMeshInfo) else None
-    ranks = info.mesh.mesh.flatten().tolist()
-    names = info.mesh.mesh_dim_names or ()
-    digest = hashlib.sha256(repr(info.mesh.mesh.tolist()).encode()).hexdigest()[:8]
     return MeshFacts(
         sharded.shard_process_group if sharded else None,
         replicated.replicate_process_group if replicated else None,
         releases.own_reduce_scatter_group(sharded) if sharded else None,
-        tuple(sorted(ranks)),
-        f"{','.join(names)}@{digest}",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MeshRanks:
+    """All global ranks of a mesh, ascending, and a name for it that is equal on each of them."""
+
+    ranks: tuple[int, ...]
+    identity: str
+
+
+def mesh(group: ParamGroup) -> DeviceMesh:
+    """The mesh over which `group` is spread."""
+    return group.mesh_info.mesh
+
+
+def mesh_ranks(of: DeviceMesh) -> MeshRanks:
+    """Who is in a mesh. Torch lays out every rank anew to answer: not to be asked for each parameter group."""
+    laid_out = of.mesh
+    digest = hashlib.sha256(repr(laid_out.tolist()).encode()).hexdigest()[:8]
+    return MeshRanks(tuple(sorted(laid_out.flatten().tolist())), f"{','.join(of.mesh_dim_names or ())}@{digest}")
 
 
 def refusals(group: ParamGroup) -> Iterator[str]:
@@ -305,16 +310,17 @@ class Replacements:
     """Methods that were replaced on single objects, so that they can be put back."""
 
     def __init__(self) -> None:
-        self._made: list[tuple[object, str]] = []
+        self._made: dict[str, list[object]] = {}
 
     def make(self, owner: object, name: str, function: Callable[..., Any]) -> None:
         """Let `owner.name` be `function` until `undo`."""
         assert name not in vars(owner)
         setattr(owner, name, function)
-        self._made.append((owner, name))
+        self._made.setdefault(name, []).append(owner)
 
     def undo(self) -> None:
         """Restore every object."""
         while self._made:
-            owner, name = self._made.pop()
-            vars(owner).pop(name, None)
+            name, owners = self._made.popitem()
+            for owner in owners:
+                vars(owner).pop(name, None)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import commplan
 from commplan.fsdp2 import torch_private
@@ -81,6 +84,26 @@ def leaves_by_exception(here: Rank) -> None:
 
 def test_the_context_manager_detaches_on_an_exception(worlds: Worlds) -> None:
     worlds.of(4).run(leaves_by_exception)
+
+
+def many_modules_on_a_mesh(here: Rank) -> None:
+    """Who is in a mesh is asked once for each that differs, though FSDP2 makes one for each module that is given none."""
+    model = models.fk(6)
+    line = here.mesh((4,), ("shard",))
+    for number, block in enumerate(model.children()):
+        fully_shard(block, mesh=copy.copy(line) if number else here.mesh((2, 2)))
+    fully_shard(model, mesh=line)
+    asking = patch.object(torch_private, "mesh_ranks", wraps=torch_private.mesh_ranks)
+    with asking as asked, commplan.attach(model, "overlapped_allreduce") as attachment:
+        modules = attachment.plan.modules.modules
+    assert asked.call_count == 2
+    named = [m.group for m in modules]
+    assert named[:5] == named[:1] * 5
+    assert named[5] != named[0]
+
+
+def test_many_modules_on_a_mesh(worlds: Worlds) -> None:
+    worlds.of(4).run(many_modules_on_a_mesh)
 
 
 def many_times(here: Rank) -> None:
