@@ -112,8 +112,7 @@ def _without_typecheck(function: Callable[..., Any], /, *args: Any, **kwargs: An
 
 def without_guard(method: Callable[..., Any]) -> Callable[..., Any]:
     """FSDP2's `method` without its guard from torch.compile, for callers that have one; what others put around it stays."""
-    guards = common._dynamo_disable.__code__.co_consts
-    if not isinstance(method, MethodType) or not any(method.__code__ is guard for guard in guards):
+    if not isinstance(method, MethodType) or not any(method.__code__ is guard for guard in releases.guards_from_dynamo()):
         return method
     return functools.partial(inspect.unwrap(method.__func__, stop=lambda f: f is not method.__func__), method.__self__)
 

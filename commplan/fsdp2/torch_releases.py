@@ -340,6 +340,12 @@ def copies_lone_shards() -> bool:
     return release() >= (2, 10)
 
 
+def guards_from_dynamo() -> tuple[object, ...]:
+    """The code of FSDP2's guards from torch.compile, among other things; up to 2.11 it has others, which are left alone."""
+    common = importlib.import_module(f"{FSDP2}._fsdp_common")
+    return common._dynamo_disable.__code__.co_consts if hasattr(common, "_dynamo_disable") else ()
+
+
 def has_typecheck() -> bool:
     """Whether a user may ask for type checks of distributed tensors, which is possible since 2.14."""
     return hasattr(dist, "_spmd_no_typecheck")
