@@ -27,10 +27,10 @@ from commplan.execute.issuing import Issuer
 from commplan.execute.lanes import Token
 from commplan.execute.machinery import Machinery
 from commplan.execute.program import Action, Program, index_plan
-from commplan.execute.report import BackwardReport
 from commplan.execute.store import Store
 from commplan.ops import Kind, Section
 from commplan.plan.model import Buffer, BufferKind, OpStep, Plan, WaitStep
+from commplan.sight.report import BackwardReport
 
 P = ParamSpec("P")
 

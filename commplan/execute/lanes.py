@@ -10,6 +10,7 @@ from typing import Protocol
 import torch.distributed as dist
 
 from commplan.errors import CollectiveTimeoutError, ExecutionError
+from commplan.sight.intervals import Interval
 
 
 class Token(Protocol):
@@ -42,22 +43,6 @@ class Task:
 
     def __str__(self) -> str:
         return " ".join([self.op, *([f"of module {self.module!r}"] if self.module else []), f"on {self.group}"])
-
-
-@dataclass(slots=True)
-class Interval:
-    """One op on its lane, or one wait of compute (lane "compute"); `time.perf_counter` seconds.
-
-    Attributes:
-        op: the op's name; of a wait, what was given for `why`.
-        issued_s: when compute had reached the point where it was submitted.
-    """
-
-    op: str
-    lane: str
-    begin_s: float
-    end_s: float
-    issued_s: float | None = None
 
 
 class Lanes(Protocol):

@@ -17,7 +17,7 @@ from commplan.errors import ExecutionError
 from commplan.execute.board import OUTCOME, PATIENCE_S, Board
 from commplan.execute.clocks import Offset, align, clock_identity
 from commplan.execute.ranks import listed
-from commplan.execute.report import BackwardReport
+from commplan.sight.report import BackwardReport
 
 Begins = dict[str, list[float]]
 """Op -> when it began, for each time it ran in the backward."""

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from commplan.execute.explain import Explainer, Run
 from commplan.execute.peers import Arrivals
-from commplan.execute.report import BackwardReport, length, union
+from commplan.sight.explain import Explainer, Run
+from commplan.sight.intervals import length, union
+from commplan.sight.report import BackwardReport
 
 # Rows of exposed ops that a table shows.
 MAX_ROWS = 12

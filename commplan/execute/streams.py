@@ -21,10 +21,11 @@ import torch
 import torch.distributed as dist
 
 from commplan.execute.events import EventPool
-from commplan.execute.lanes import Interval, Task, Token, failure_of, timeout_error
+from commplan.execute.lanes import Task, Token, failure_of, timeout_error
 from commplan.execute.timeline import LazyIntervals, Span, Timeline
 from commplan.execute.watchdog import GRACE_S, Watchdog
 from commplan.ops import COMPUTE_LANE
+from commplan.sight.intervals import Interval
 
 # Devices rank priorities by number, lower ones first; 0 is every stream's unless it asks for another.
 PRIORITIES = {"high": -1, "normal": 0}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from commplan.errors import ExecutionError
-from commplan.execute.lanes import Interval
+from commplan.sight.intervals import Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,11 @@ class LazyIntervals(Sequence[Interval]):
     def __init__(self, timeline: Timeline, *, is_wait: bool) -> None:
         self.timeline = timeline
         self._is_wait = is_wait
+
+    @property
+    def clock_error_s(self) -> float:
+        """How far the times may be from this rank's clock."""
+        return self.timeline.clock_error_s if len(self) else 0.0
 
     @overload
     def __getitem__(self, at: int) -> Interval: ...

@@ -12,9 +12,9 @@ from commplan.execute.agreement import REFUSED, difference
 from commplan.execute.control import describe_divergence
 from commplan.execute.instance import add_into, merge_layouts
 from commplan.execute.interface import Layout
-from commplan.execute.lanes import Interval
 from commplan.execute.memory import Memory
-from commplan.execute.report import BackwardReport
+from commplan.sight.intervals import Interval
+from commplan.sight.report import BackwardReport
 
 # Reports.
 

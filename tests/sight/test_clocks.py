@@ -14,9 +14,9 @@ from torch.distributed import HashStore, TCPStore
 from commplan.errors import ExecutionError
 from commplan.execute.board import Board
 from commplan.execute.clocks import FAN_OUT, Offset, align, clock_identity
-from commplan.execute.lanes import Interval
 from commplan.execute.peers import Arrivals, Peers
-from commplan.execute.report import BackwardReport
+from commplan.sight.intervals import Interval
+from commplan.sight.report import BackwardReport
 
 T = TypeVar("T")
 

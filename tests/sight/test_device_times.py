@@ -7,10 +7,10 @@ import time
 import torch
 
 from commplan.execute.lanes import Task
-from commplan.execute.report import BackwardReport
 from commplan.execute.sight import describe_backward
 from commplan.execute.streams import DeviceHooks, StreamLanes
 from commplan.execute.timeline import LazyIntervals, Span, Timeline
+from commplan.sight.report import BackwardReport
 from tests.devices.fake import FakeModule, Pace
 
 # The device's clock: another zero, a little delay before the host sees an event.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commplan.execute.explain import Explainer
-from commplan.execute.lanes import Interval
 from commplan.execute.peers import Arrivals, Begins, begins_by_group, last_arrivals
-from commplan.execute.report import BackwardReport, stats
 from commplan.execute.sight import ALL_LANES, describe_backward
+from commplan.sight.explain import Explainer
+from commplan.sight.intervals import Interval
+from commplan.sight.report import BackwardReport, stats
 
 TICKS = 24
 LANES = ("shard", "replicate", "comm")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from commplan.execute import executor
-from commplan.execute.report import BackwardReport
+from commplan.sight.report import BackwardReport
 
 
 def watch() -> None:

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from commplan.execute.lanes import Interval, Task
+from commplan.execute.lanes import Task
 from commplan.execute.memory import Memory
 from commplan.ops import COMPUTE_LANE
+from commplan.sight.intervals import Interval
 
 
 @dataclass(slots=True)

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import commplan
-from commplan.execute.report import BackwardReport
 from commplan.fsdp2 import Attachment, Options
 from commplan.language import library, resolve
 from commplan.ops import Kind
 from commplan.plan.model import OpStep, Plan
+from commplan.sight.report import BackwardReport
 from tests.worlds import models
 from tests.worlds.lazy import LazyLanes, PoisonedMemory
 from tests.worlds.world import Rank

@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor
 from bench_run.emulated import SleepingLinear
 from bench_run.twohost_work import slowest_s
 from commplan import Plan
-from commplan.execute.report import BackwardReport, stats
 from commplan.fsdp2.attachment import Attachment
 from commplan.ops import Kind
 from commplan.plan.model import OpStep
+from commplan.sight.report import BackwardReport, stats
 
 FUSED_TOLERANCE: Final = 2.0**-20
 """Of the largest gradient: sums of four fp32 numbers in another order."""

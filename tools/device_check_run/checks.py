@@ -15,7 +15,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import commplan
 from commplan.execute.happens_before import check as judge
 from commplan.execute.lanes import Task
-from commplan.execute.report import BackwardReport
 from commplan.execute.streams import DeviceHooks, StreamLanes
 from commplan.execute.trace_log import RecordedLanes, TracedModule, TraceLog
 from commplan.fsdp2 import Options
@@ -23,6 +22,7 @@ from commplan.fsdp2.torch_operators import AccessMode
 from commplan.language import library
 from commplan.ops import Kind
 from commplan.plan.model import OpStep
+from commplan.sight.report import BackwardReport
 from device_check_run.platform import Platform
 from device_check_run.rows import Row
 

@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import PurePath
 
 from commplan.errors import Span
-from commplan.execute.lanes import Interval
-from commplan.execute.report import BackwardReport
 from commplan.ops import Section
 from commplan.plan.model import Hook, OpStep, Plan, Step
+from commplan.sight.intervals import Interval
+from commplan.sight.report import BackwardReport
 
 # A delay that is a smaller part of the exposed time does not explain it.
 MIN_SHARE = 0.1

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from commplan.execute.lanes import Interval
-from commplan.execute.timeline import LazyIntervals
 from commplan.plan.model import Plan
-
-Spans = list[tuple[float, float]]
+from commplan.sight.intervals import Interval, Spans, intersect, length, spans, union
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,7 @@ class BackwardReport:
     @property
     def clock_error_s(self) -> float:
         """How far times of ops and waits may be from this rank's clock: more than 0 where a device told them."""
-        return self.ops.timeline.clock_error_s if isinstance(self.ops, LazyIntervals) and len(self.ops) else 0.0
+        return float(getattr(self.ops, "clock_error_s", 0.0))
 
     def exposed_s(self, lane: str | None = None) -> float:
         """Seconds in which a collective (of `lane`) ran while compute stood still."""
@@ -87,39 +84,3 @@ def stats(report: BackwardReport) -> dict[str, float]:
         found[f"{scope}/exposed_s"] = report.exposed_s(lane)
         found[f"{scope}/idle_s"] = report.idle_s(lane)
     return found
-
-
-def spans(intervals: Iterable[Interval]) -> Spans:
-    """Begin and end of each."""
-    return [(i.begin_s, i.end_s) for i in intervals]
-
-
-def union(of: Spans) -> Spans:
-    """The times that lie in any of the spans, ascending and apart."""
-    merged: Spans = []
-    for begin, end in sorted(of):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((begin, end))
-    return merged
-
-
-def intersect(one: Spans, other: Spans) -> Spans:
-    """The times that lie in both of two unions."""
-    shared: Spans = []
-    i = j = 0
-    while i < len(one) and j < len(other):
-        begin, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
-        if begin < end:
-            shared.append((begin, end))
-        if one[i][1] < other[j][1]:
-            i += 1
-        else:
-            j += 1
-    return shared
-
-
-def length(of: Spans) -> float:
-    """Seconds in a union."""
-    return sum(end - begin for begin, end in of)

@@ -1,0 +1,7 @@
+"""A backward before it runs: a plan and a cost model become a timeline, with what is exposed, why, and the memory it takes."""
+
+from commplan.simulate.costs import Costs, OpCost
+from commplan.simulate.engine import DeadlockError, Ran, Simulated, Stood, simulate
+from commplan.simulate.predict import Point, memory, report
+
+__all__ = ["Costs", "DeadlockError", "OpCost", "Point", "Ran", "Simulated", "Stood", "memory", "report", "simulate"]

@@ -1,0 +1,98 @@
+"""A profile and a plan -> what each op and each module of it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from commplan.errors import CommplanError
+from commplan.graph.timeline import orders
+from commplan.language.modules import Module
+from commplan.language.profiles import Host, Profile
+from commplan.ops import COMPUTE_LANE, ITEMSIZE_BYTES, TRAITS, Axis, Kind, OpId, piece_bounds
+from commplan.plan.model import OpStep, Plan
+from commplan.simulate.costs import Costs, OpCost
+
+
+def costs(plan: Plan, profile: Profile) -> Costs:
+    """The cost model of `plan` under `profile`.
+
+    Raises:
+        CommplanError: the profile does not say what something costs that the plan does; names it.
+    """
+    table = plan.modules.modules
+    completion, need = ([table[index] for index in order] for order in orders(plan.modules))
+    steps = [step for step in plan.steps if isinstance(step, OpStep)]
+    gathered = {member for step in steps if step.kind is Kind.ALL_GATHER for member in step.op.members}
+    ops = {step.op: _op_cost(step, need if step.kind is Kind.ALL_GATHER else completion, profile) for step in steps}
+    compute_s = [_compute_s(module, profile) for module in table]
+    for place, index in enumerate(plan.modules.need_order):
+        compute_s[index] += _gather_s(table[index], profile, is_in_plan=place in gathered)
+    return Costs(
+        compute_s,
+        ops,
+        {name: link.demand for name, link in profile.links.items()},
+        {name: link.slowdown for name, link in profile.links.items() if link.slowdown},
+    )
+
+
+def wire_bytes(step: OpStep, members: Sequence[Module]) -> int:
+    """Bytes of the whole tensor of a collective, or of a piece of it, on one rank; `members` are the modules in it."""
+    if step.kind is Kind.ALL_GATHER:
+        return sum(_piece(m.gathered_bytes // m.shard_size, step.op) * m.shard_size for m in members)
+    itemsize_bytes = ITEMSIZE_BYTES[step.dtype or members[0].reduce_dtype]
+    ranks = members[0].shard_size if step.kind is Kind.REDUCE_SCATTER else 1
+    return sum(_piece(m.shard_numel, step.op) for m in members) * ranks * itemsize_bytes
+
+
+def _piece(whole: int, op: OpId) -> int:
+    begin, end = piece_bounds(whole, op.piece, op.pieces)
+    return end - begin
+
+
+def _op_cost(step: OpStep, modules: Sequence[Module], profile: Profile) -> OpCost:
+    members = [modules[n] for n in step.op.members]
+    host = profile.host
+    if step.kind is Kind.APPLY:
+        seconds = host.apply_s + _over(sum(m.shard_bytes for m in members), host.apply_bytes_per_s)
+        return OpCost(latency_s=seconds) if step.lane == COMPUTE_LANE else OpCost(issue_s=host.issue_s, latency_s=seconds)
+    axis = TRAITS[step.kind].axis if step.axis is None else step.axis
+    assert axis is not None
+    size_bytes = wire_bytes(step, members)
+    latency_s, transfer_s = profile.transfer(axis, step.kind).seconds(size_bytes)
+    return OpCost(host.issue_s + _pack_s(step, members, host), latency_s, transfer_s, profile.axes[axis].link)
+
+
+def _pack_s(step: OpStep, members: Sequence[Module], host: Host) -> float:
+    """Copying into what is sent; all pieces are packed with the first."""
+    if step.op.piece > 0:
+        return 0
+    if step.kind is Kind.REDUCE_SCATTER:
+        return _over(sum(m.reduced_bytes for m in members), host.pack_bytes_per_s)
+    if step.kind is Kind.ALL_GATHER:
+        return _over(sum(m.gathered_bytes // m.shard_size for m in members), host.pack_bytes_per_s)
+    # Without a shard axis the all-reduce packs.
+    return _over(sum(m.reduced_bytes for m in members if Axis.SHARD not in m.axes), host.pack_bytes_per_s)
+
+
+def _compute_s(module: Module, profile: Profile) -> float:
+    found = profile.compute_s.modules.get(module.name, profile.compute_s.default)
+    if found is None:
+        raise CommplanError(
+            f"the profile {profile.name!r} does not say how long backward of module {module.name!r} takes: add "
+            "compute_s.default, or the module under compute_s.modules"
+        )
+    return found
+
+
+def _gather_s(module: Module, profile: Profile, *, is_in_plan: bool) -> float:
+    """What compute does to have the module's parameters whole: it waits, where FSDP2 gathers them on a CPU, and copies."""
+    if Axis.SHARD not in module.axes or not module.resharded_after_forward:
+        return 0
+    copy_s = _over(module.gathered_bytes, profile.host.unpack_bytes_per_s)
+    if is_in_plan or profile.fsdp2_gathers == "prefetched":
+        return copy_s
+    return copy_s + sum(profile.transfer(Axis.SHARD, Kind.ALL_GATHER).seconds(module.gathered_bytes))
+
+
+def _over(size_bytes: int, bytes_per_s: float | None) -> float:
+    return 0 if bytes_per_s is None else size_bytes / bytes_per_s
