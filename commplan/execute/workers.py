@@ -1,8 +1,6 @@
-"""Lanes on a CPU: as many worker threads as lanes, collectives that block their worker and nobody else.
+"""Lanes on a CPU: one worker thread a lane, collectives that block their worker and nobody else.
 
-A lane is an order, not a thread: one task of it at a time may run or is running, on any worker that is idle.  A worker is
-woken only for a task that may start: whoever ends a task counts down what waits for it, and a worker itself goes on with what
-its task let go, since to wake another one takes longer.
+A worker is woken only for a task that may start: whoever ends a task counts down what waits for it.
 """
 
 from __future__ import annotations
@@ -49,25 +47,31 @@ class _Gate:
 
 
 class _Queued:
-    """A task on its way to a worker; `missing` counts what has to be over before."""
+    """A task on its way to its worker; `missing` counts what has to be over before."""
 
-    __slots__ = ("issued_s", "lane", "missing", "task", "token")
+    __slots__ = ("issued_s", "missing", "task", "token", "worker")
 
-    def __init__(self, task: Task, lane: _Lane, token: Completion, issued_s: float) -> None:
+    def __init__(self, task: Task, worker: _Worker, token: Completion, issued_s: float) -> None:
         self.task = task
-        self.lane = lane
+        self.worker = worker
         self.token = token
         self.issued_s = issued_s
         self.missing = 0
 
+    def open(self) -> None:
+        """Hand it to its worker."""
+        self.worker.ready.put(self)
+
 
 @dataclass(slots=True)
-class _Lane:
-    """The end of what was submitted last, and what is running."""
+class _Worker:
+    """One lane: a thread, the task that it may run next, and what it is running."""
 
-    name: str
+    lane: str
+    ready: queue.SimpleQueue[_Queued | None] = field(default_factory=queue.SimpleQueue)
     last: Completion = field(default_factory=lambda: Completion(done=True))
     running: tuple[Task, float] | None = None
+    thread: threading.Thread | None = None
 
 
 class WorkerLanes:
@@ -80,9 +84,7 @@ class WorkerLanes:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._lanes: dict[str, _Lane] = {}
-        self._workers: list[threading.Thread] = []
-        self._ready: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
+        self._workers: dict[str, _Worker] = {}
         self._gate: _Gate | None = None
         self._failure: Exception | None = None
         self._closing = False
@@ -113,15 +115,15 @@ class WorkerLanes:
 
     def submit(self, lane: str, task: Task, waits: Sequence[Token]) -> Completion:
         """See `Lanes`."""
-        found = self._lanes.get(lane) or self._start(lane)
+        worker = self._workers.get(lane) or self._start(lane)
         token = Completion()
-        queued = _Queued(task, found, token, time.perf_counter())
+        queued = _Queued(task, worker, token, time.perf_counter())
         with self._lock:
             self._raise_failure()
-            self._follow(queued, (found.last, *waits))
-            found.last = token
+            self._follow(queued, (worker.last, *waits))
+            worker.last = token
             if queued.missing == 0:
-                self._ready.put(queued)
+                queued.open()
         return token
 
     def mark(self) -> Completion:
@@ -141,11 +143,11 @@ class WorkerLanes:
 
     def drain(self) -> None:
         """See `Lanes`."""
-        self._is_held([lane.last for lane in self._lanes.values()])
+        self._is_held([worker.last for worker in self._workers.values()])
 
     def in_flight(self) -> tuple[tuple[str, float], ...]:
         """See `Lanes`."""
-        running = [lane.running for lane in list(self._lanes.values())]
+        running = [worker.running for worker in list(self._workers.values())]
         return tuple((str(task), begin_s) for task, begin_s in filter(None, running))
 
     def take_intervals(self) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
@@ -158,10 +160,11 @@ class WorkerLanes:
     def close(self) -> None:
         """See `Lanes`. A worker that hangs in a collective is left behind; it is a daemon and touches nothing any more."""
         self._closing = True
-        for _ in self._workers:
-            self._ready.put(None)
-        for worker in self._workers:
-            worker.join(timeout=GRACE_S)
+        for worker in self._workers.values():
+            worker.ready.put(None)
+        for worker in self._workers.values():
+            if worker.thread is not None:
+                worker.thread.join(timeout=GRACE_S)
 
     def fail(self, error: Exception) -> None:
         """See `Lanes`."""
@@ -171,13 +174,11 @@ class WorkerLanes:
             if self._gate is not None:
                 self._gate.open()
 
-    def _start(self, lane: str) -> _Lane:
-        """A lane, and one more worker: there are never more tasks to run than lanes."""
-        worker = threading.Thread(target=self.serve, name=f"commplan-worker-{len(self._workers)}", daemon=True)
-        worker.start()
-        self._workers.append(worker)
-        started = self._lanes[lane] = _Lane(lane)
-        return started
+    def _start(self, lane: str) -> _Worker:
+        worker = self._workers[lane] = _Worker(lane)
+        worker.thread = threading.Thread(target=self.serve, args=(worker,), name=f"commplan-{lane}", daemon=True)
+        worker.thread.start()
+        return worker
 
     def _follow(self, follower: _Queued | _Gate, tokens: Sequence[Token]) -> None:
         """Let `follower` be opened when all tokens are done; with the lock held."""
@@ -208,8 +209,8 @@ class WorkerLanes:
 
     def _give_up_on_stuck(self) -> None:
         now_s = time.perf_counter()
-        for lane in self._lanes.values():
-            running = lane.running
+        for worker in self._workers.values():
+            running = worker.running
             if running is not None:
                 task, begin_s = running
                 if now_s - begin_s > self._timeout_s + task.patience_s + GRACE_S:
@@ -217,48 +218,37 @@ class WorkerLanes:
 
     # Called by the workers.
 
-    def serve(self) -> None:
+    def serve(self, worker: _Worker) -> None:
         """The loop of one worker thread."""
-        # Nothing that was run stays in this frame: a task holds its buffers, which must not outlive it in an idle worker.
-        queued: _Queued | None = None
-        while not self._closing and self._failure is None:
-            if queued is None:
-                queued = self._ready.get()
-                if queued is None:
-                    return
-            else:
-                queued = self._serve_one(queued)
+        while (queued := worker.ready.get()) is not None and not self._closing and self._failure is None:
+            self._serve_one(queued)
+            # The task holds its buffers: they must not outlive it in an idle worker's frame.
+            del queued
 
-    def _serve_one(self, queued: _Queued) -> _Queued | None:
-        """Run a task that may start; one that may start then."""
-        task, lane, begin_s = queued.task, queued.lane, time.perf_counter()
-        lane.running = (task, begin_s)
+    def _serve_one(self, queued: _Queued) -> None:
+        """Run a task that may start."""
+        task, worker, begin_s = queued.task, queued.worker, time.perf_counter()
+        worker.running = (task, begin_s)
         try:
             with task.around():
                 self._run(task, begin_s)
         except Exception as error:  # noqa: BLE001 - raised again on the thread of compute
             self.fail(failure_of(task, error))
-        lane.running = None
+        worker.running = None
         if task.is_communication:
-            self._ops.append(Interval(task.op, lane.name, begin_s, time.perf_counter(), queued.issued_s))
-        return self._end(queued.token) if self._failure is None else None
+            self._ops.append(Interval(task.op, worker.lane, begin_s, time.perf_counter(), queued.issued_s))
+        if self._failure is None:
+            self._end(queued.token)
 
-    def _end(self, token: Completion) -> _Queued | None:
-        """Let go of what waited for `token` alone. One of the tasks that may start now is left to the caller."""
-        may_start: list[_Queued] = []
+    def _end(self, token: Completion) -> None:
+        """Open what waited for `token` alone."""
         with self._lock:
             token.done = True
             followers, token.followers = token.followers, []
             for follower in followers:
                 follower.missing -= 1
                 if follower.missing == 0:
-                    if isinstance(follower, _Gate):
-                        follower.open()
-                    else:
-                        may_start.append(follower)
-        for other in may_start[1:]:
-            self._ready.put(other)
-        return may_start[0] if may_start else None
+                    follower.open()
 
     def _run(self, task: Task, begin_s: float) -> None:
         timeout_s = self._timeout_s + task.patience_s
