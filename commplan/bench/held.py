@@ -11,12 +11,12 @@ from torch import nn
 
 from commplan import compiler, fsdp2
 from commplan.errors import ExecutionError
-from commplan.execute.sight import Report
 from commplan.fsdp2.attachment import Attachment, Options, RankChecks
 from commplan.fsdp2.groups import describe
 from commplan.language import resolve
 from commplan.language.spec import ScheduleSpec
 from commplan.plan.model import Plan
+from commplan.sight.figures import Report
 from commplan.sight.report import BackwardReport
 
 

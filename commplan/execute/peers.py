@@ -10,31 +10,17 @@ import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from commplan.errors import ExecutionError
 from commplan.execute.board import OUTCOME, PATIENCE_S, Board
 from commplan.execute.clocks import Offset, align, clock_identity
 from commplan.execute.ranks import listed
+from commplan.sight.figures import Arrivals
 from commplan.sight.report import BackwardReport
 
 Begins = dict[str, list[float]]
 """Op -> when it began, for each time it ran in the backward."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrivals:
-    """Of each op, for each time it ran: when its last peer arrived (seconds on this rank's clock), and which rank that was.
-
-    Attributes:
-        error_s: how far times of other ranks may be off, clocks of devices included.
-        num_clocks: of how many hosts the clocks were compared.
-    """
-
-    last_peers: Mapping[str, Sequence[tuple[float, int]]]
-    error_s: float
-    num_clocks: int
 
 
 class Peers:

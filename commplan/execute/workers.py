@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from commplan.execute.lanes import Interval, Task, Token, failure_of, timeout_error
+from commplan.execute.lanes import Task, Token, failure_of, timeout_error
 from commplan.execute.waiting import wait_in_slices
 from commplan.ops import COMPUTE_LANE
+from commplan.sight.intervals import Interval
 
 # Time past the limit before a worker that does not return from its collective is given up.
 GRACE_S = 0.5

@@ -28,7 +28,6 @@ from commplan.execute.lookout import Lookout
 from commplan.execute.machinery import Machinery
 from commplan.execute.memory import Memory
 from commplan.execute.peers import Peers
-from commplan.execute.sight import Report, describe_backward
 from commplan.fsdp2 import torch_faults as faults
 from commplan.fsdp2 import torch_gradients, torch_parameters
 from commplan.fsdp2 import torch_private as private
@@ -41,6 +40,7 @@ from commplan.language import resolve
 from commplan.language.spec import OpLine, ScheduleSpec
 from commplan.ops import Axis, Kind, Section
 from commplan.plan.model import OpStep, Plan
+from commplan.sight.figures import Report, describe_backward
 from commplan.sight.report import BackwardReport, stats
 
 logger = logging.getLogger("commplan")

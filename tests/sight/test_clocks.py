@@ -14,7 +14,8 @@ from torch.distributed import HashStore, TCPStore
 from commplan.errors import ExecutionError
 from commplan.execute.board import Board
 from commplan.execute.clocks import FAN_OUT, Offset, align, clock_identity
-from commplan.execute.peers import Arrivals, Peers
+from commplan.execute.peers import Peers
+from commplan.sight.figures import Arrivals
 from commplan.sight.intervals import Interval
 from commplan.sight.report import BackwardReport
 

@@ -7,9 +7,9 @@ import time
 import torch
 
 from commplan.execute.lanes import Task
-from commplan.execute.sight import describe_backward
 from commplan.execute.streams import DeviceHooks, StreamLanes
 from commplan.execute.timeline import LazyIntervals, Span, Timeline
+from commplan.sight.figures import describe_backward
 from commplan.sight.report import BackwardReport
 from tests.devices.fake import FakeModule, Pace
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 import commplan
-from commplan.execute.peers import Arrivals
-from commplan.execute.sight import ALL_LANES, MAX_ROWS, describe_backward
 from commplan.ops import OpId
 from commplan.plan.model import OpStep, Plan, WaitStep
 from commplan.sight.explain import TAIL, Explainer
+from commplan.sight.figures import ALL_LANES, MAX_ROWS, Arrivals, describe_backward
 from commplan.sight.intervals import Interval
 from commplan.sight.report import BackwardReport
 

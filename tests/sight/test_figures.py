@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commplan.execute.peers import Arrivals, Begins, begins_by_group, last_arrivals
-from commplan.execute.sight import ALL_LANES, describe_backward
+from commplan.execute.peers import Begins, begins_by_group, last_arrivals
 from commplan.sight.explain import Explainer
+from commplan.sight.figures import ALL_LANES, Arrivals, describe_backward
 from commplan.sight.intervals import Interval
 from commplan.sight.report import BackwardReport, stats
 

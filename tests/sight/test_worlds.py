@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 import commplan
-from commplan.execute.sight import Report
 from commplan.fsdp2 import Options
+from commplan.sight.figures import Report
 from tests.worlds import models
 from tests.worlds.test_overlap import Paced, SlowBlock
 from tests.worlds.world import Rank, Worlds

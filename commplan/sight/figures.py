@@ -1,12 +1,11 @@
-"""What a person reads about one backward: lanes, and the reason why each collective was exposed."""
+"""What a person reads about one backward, run or predicted: lanes, and the reason why each collective was exposed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from commplan.execute.peers import Arrivals
 from commplan.sight.explain import Explainer, Run
 from commplan.sight.intervals import length, union
 from commplan.sight.report import BackwardReport
@@ -15,6 +14,20 @@ from commplan.sight.report import BackwardReport
 MAX_ROWS = 12
 
 ALL_LANES = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Of each op, for each time it ran: when its last peer arrived (seconds on this rank's clock), and which rank that was.
+
+    Attributes:
+        error_s: how far times of other ranks may be off, clocks of devices included.
+        num_clocks: of how many hosts the clocks were compared.
+    """
+
+    last_peers: Mapping[str, Sequence[tuple[float, int]]]
+    error_s: float
+    num_clocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +63,7 @@ class Report:
     """One backward of one rank. `str` is a table, `to_dict` goes into JSON.
 
     Attributes:
+        rank: None for a prediction.
         backward: its number, from 1.
         compute_wait_s: time in which compute stood still.
         ops: lane by lane, in the order in which they ran.
@@ -58,7 +72,7 @@ class Report:
         device_clock_error_s: how far this rank's own times may be off, where a device told them.
     """
 
-    rank: int
+    rank: int | None
     schedule: str
     backward: int
     backward_s: float
@@ -84,8 +98,8 @@ class Report:
         return "\n".join(_lines(self))
 
 
-def describe_backward(report: BackwardReport, rank: int, arrivals: Arrivals | None) -> Report:
-    """The report of one backward; without `arrivals` nothing is known of peers."""
+def describe_backward(report: BackwardReport, rank: int | None = None, arrivals: Arrivals | None = None) -> Report:
+    """The report of one backward; without `arrivals` nothing is known of peers. Without a rank it is a prediction."""
     explainer = Explainer(report) if arrivals is None else Explainer(report, arrivals.last_peers, arrivals.error_s)
     lanes = tuple(_lane(report, lane, explainer.runs, arrivals) for lane in (*report.lanes, None))
     return Report(
@@ -138,23 +152,25 @@ def _with_lists(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _lines(report: Report) -> Iterator[str]:
+    is_run = report.rank is not None
+    which = f"backward {report.backward} on rank {report.rank}" if is_run else "predicted"
+    declared = f", {report.declared_peak_bytes:,} declared" if is_run else ""
     yield (
-        f"{report.schedule}, backward {report.backward} on rank {report.rank}: {_ms(report.backward_s)}, "
-        f"compute stood still for {_ms(report.compute_wait_s)}; "
-        f"{report.peak_bytes:,} bytes at most, {report.declared_peak_bytes:,} declared"
+        f"{report.schedule}, {which}: {_ms(report.backward_s)}, compute stood still for {_ms(report.compute_wait_s)}; "
+        f"{report.peak_bytes:,} bytes at most{declared}"
     )
-    yield _clocks(report)
+    if is_run:
+        yield _clocks(report)
     yield ""
-    yield from _table(
-        ("lane", "hidden", "exposed", "idle", "for peers"),
-        [(lane.lane, *map(_ms, (lane.hidden_s, lane.exposed_s, lane.idle_s, lane.peers_s))) for lane in report.lanes],
-    )
+    columns = ("lane", "hidden", "exposed", "idle", *(("for peers",) if is_run else ()))
+    rows = [(lane.lane, *map(_ms, (lane.hidden_s, lane.exposed_s, lane.idle_s, lane.peers_s))) for lane in report.lanes]
+    yield from _table(columns, [row[: len(columns)] for row in rows])
     yield ""
     exposed = report.exposed_ops
     if not exposed:
         yield "No collective was exposed."
         return
-    rows: list[tuple[str, ...]] = []
+    rows = []
     for op in exposed[:MAX_ROWS]:
         first, *rest = op.reasons
         rows.append((f"{op.op} ({op.module or '(root)'})", op.lane, _ms(op.ran_s), _ms(op.exposed_s), first))
