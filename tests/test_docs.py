@@ -9,17 +9,22 @@ from pathlib import Path
 import pytest
 
 import commplan
-from commplan import language
+from commplan import cli, language
 from commplan.errors import Severity
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENTS = [path for path in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))) if path.exists()]
 
 
+def blocks(document: Path) -> list[str]:
+    """The YAML blocks of a document that are whole files."""
+    found = re.findall(r"^```yaml\n(.*?)^```$", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [block for block in found if block.startswith("version:")]
+
+
 def schedules(document: Path) -> list[str]:
-    """The YAML blocks of a document that are whole schedules."""
-    blocks = re.findall(r"^```yaml\n(.*?)^```$", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    return [block for block in blocks if block.startswith("version:")]
+    """Those that are schedules, not profiles."""
+    return [block for block in blocks(document) if "compute_s:" not in block]
 
 
 SCHEDULES = [
@@ -36,6 +41,18 @@ def test_there_are_schedules_to_check() -> None:
 @pytest.mark.parametrize("text", SCHEDULES)
 def test_shown_schedule_is_valid(text: str) -> None:
     assert [str(found) for found in commplan.check(text) if found.severity is Severity.ERROR] == []
+
+
+def test_the_shown_prediction_is_what_the_shown_profile_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (REPOSITORY / "docs" / "simulate.md").read_text(encoding="utf-8")
+    (profile,) = blocks(REPOSITORY / "docs" / "simulate.md")
+    (tmp_path / "two_hosts.yaml").write_text(profile, encoding="utf-8")
+    command, shown = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    arguments = command.replace("two_hosts.yaml", str(tmp_path / "two_hosts.yaml")).split()
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments[1:])
+    assert end.value.code in (0, None)
+    assert capsys.readouterr().out == shown
 
 
 def test_the_shown_module_table_is_one_and_names_every_key() -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 import commplan
 from commplan import compiler
-from commplan.cli import EXIT_UNUSABLE, bench, compare, formats, inputs, render, start
+from commplan.cli import EXIT_UNUSABLE, bench, compare, formats, inputs, predict, render, start
 from commplan.cli.formats import Format
 from commplan.cli.render import FileReport
 from commplan.errors import Rule, ScheduleError, Severity
@@ -135,6 +135,7 @@ def plan(
 
 for command in (compare.diff, start.new, start.schema):
     app.command()(command)
+app.command("simulate")(predict.simulate_command)
 
 # What follows the script is the script's.
 app.command(context_settings={"allow_interspersed_args": False})(bench.bench)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from commplan.sight.report import BackwardReport
 MAX_ROWS = 12
 
 ALL_LANES = "all"
+
+TEXTS = frozenset({"lane", "exposed op", "why"})
+"""Columns that hold words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     columns = ("lane", "hidden", "exposed", "idle", *(("for peers",) if is_run else ()))
     rows = [(lane.lane, *map(_ms, (lane.hidden_s, lane.exposed_s, lane.idle_s, lane.peers_s))) for lane in report.lanes]
-    yield from _table(columns, [row[: len(columns)] for row in rows])
+    yield from table(columns, [row[: len(columns)] for row in rows])
     yield ""
     exposed = report.exposed_ops
     if not exposed:
@@ -175,7 +178,7 @@ def _lines(report: Report) -> Iterator[str]:
         first, *rest = op.reasons
         rows.append((f"{op.op} ({op.module or '(root)'})", op.lane, _ms(op.ran_s), _ms(op.exposed_s), first))
         rows.extend(("", "", "", "", reason) for reason in rest)
-    yield from _table(("exposed op", "lane", "ran", "exposed", "why"), rows)
+    yield from table(("exposed op", "lane", "ran", "exposed", "why"), rows)
     if len(exposed) > MAX_ROWS:
         yield f"and {len(exposed) - MAX_ROWS} more, exposed for {_ms(exposed[MAX_ROWS].exposed_s)} at most"
 
@@ -189,19 +192,15 @@ def _clocks(report: Report) -> str:
     return f"{own}clocks of {report.num_hosts} host(s), times of peers are right to {_ms(report.clock_error_s)}"
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Columns as wide as they need; figures to the right."""
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], texts: Collection[str] = TEXTS) -> Iterator[str]:
+    """Lines with columns as wide as they need; all but `texts` are figures, to the right."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     for row in (head, *rows):
         cells = [
-            cell.rjust(width) if _is_figure(name) else cell.ljust(width)
+            cell.ljust(width) if name in texts else cell.rjust(width)
             for cell, width, name in zip(row, widths, head, strict=True)
         ]
         yield "  ".join(cells).rstrip()
-
-
-def _is_figure(name: str) -> bool:
-    return name not in {"lane", "exposed op", "why"}
 
 
 def _ms(seconds: float | None) -> str:

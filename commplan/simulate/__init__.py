@@ -2,6 +2,21 @@
 
 from commplan.simulate.costs import Costs, OpCost
 from commplan.simulate.engine import DeadlockError, Ran, Simulated, Stood, simulate
-from commplan.simulate.predict import Point, memory, report
+from commplan.simulate.predict import ONE_BACKWARD, Point, limits, memory, report
+from commplan.simulate.pricing import costs
 
-__all__ = ["Costs", "DeadlockError", "OpCost", "Point", "Ran", "Simulated", "Stood", "memory", "report", "simulate"]
+__all__ = [
+    "ONE_BACKWARD",
+    "Costs",
+    "DeadlockError",
+    "OpCost",
+    "Point",
+    "Ran",
+    "Simulated",
+    "Stood",
+    "costs",
+    "limits",
+    "memory",
+    "report",
+    "simulate",
+]

@@ -1,0 +1,145 @@
+"""`commplan simulate`: what schedules would cost, before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import typer
+
+from commplan import compiler
+from commplan.cli import inputs, render
+from commplan.cli.render import FileReport
+from commplan.errors import CommplanError, ScheduleError
+from commplan.language.modules import ModuleTable
+from commplan.language.profiles import Profile, load_profile
+from commplan.plan import Plan
+from commplan.sight.figures import describe_backward, table
+from commplan.simulate import DeadlockError, Simulated, costs, limits, memory, report, simulate
+
+EXIT_ERRORS: Final = 1
+
+
+class Format(StrEnum):
+    """How `simulate` prints."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def simulate_command(
+    schedules: Annotated[
+        list[str], typer.Argument(metavar="SCHEDULE...", help="Schedule files, or names of the library; - for standard input.")
+    ],
+    profile: Annotated[str, typer.Option(metavar="FILE", help="What compute and communication cost: a profile in YAML.")],
+    modules: Annotated[str, typer.Option(metavar="N|TABLE.json", help="How many modules, or a module table.")],
+    settings: inputs.SetOption = None,
+    output: Annotated[Format, typer.Option("--format", help="For a person or for a program.")] = Format.TEXT,
+) -> None:
+    """Run schedules against a cost model: time of a backward, what is exposed and why, communication memory.
+
+    Several are compared, the fastest first; of one the exposed collectives are told. JSON has every op and the curve of memory.
+
+    Exit codes: 0 printed; 1 a schedule has errors, or deadlocks; 2 wrong usage or an unreadable file.
+    """
+    inputs.require_one_stdin(schedules)
+    module_table = compiler.module_table(inputs.read_modules(modules))
+    costs_of_job = _read_profile(profile)
+    chosen = inputs.read_settings(settings or [])
+    read = [inputs.read_schedule(name) for name in dict.fromkeys(schedules)]
+    specs = [spec for _, spec in read if spec is not None]
+    if len(specs) == len(read):
+        inputs.require_declared(chosen, (param.name for spec in specs for param in spec.params))
+    reports = [found for found, spec in read if spec is None]
+    simulated: list[Simulated] = []
+    for found, spec in read:
+        if spec is None:
+            continue
+        own = {name: value for name, value in chosen.items() if name in {param.name for param in spec.params}}
+        try:
+            with inputs.usage_errors():
+                plan = compiler.compile(spec, module_table, **own)
+        except ScheduleError as error:
+            reports.append(FileReport(found.file, error.violations))
+            continue
+        simulated.append(_simulated(plan, costs_of_job))
+    if reports:
+        render.console(stderr=True).print(render.report_text(reports), end="")
+        raise typer.Exit(EXIT_ERRORS)
+    if output is Format.JSON:
+        typer.echo(json.dumps([_as_data(one) for one in simulated], indent=2))
+    else:
+        _print(simulated, costs_of_job, module_table)
+
+
+def _read_profile(path: str) -> Profile:
+    try:
+        return load_profile(path)
+    except CommplanError as error:
+        raise typer.BadParameter(str(error), param_hint="--profile") from error
+
+
+def _simulated(plan: Plan, profile: Profile) -> Simulated:
+    try:
+        return simulate(plan, costs(plan, profile))
+    except DeadlockError as error:
+        typer.echo(f"error: {plan.schedule}: {error}", err=True)
+        raise typer.Exit(EXIT_ERRORS) from error
+    except CommplanError as error:
+        raise typer.BadParameter(str(error), param_hint="--profile") from error
+
+
+def _print(simulated: Sequence[Simulated], profile: Profile, modules: ModuleTable) -> None:
+    if len(simulated) == 1:
+        typer.echo(str(describe_backward(report(simulated[0]))))
+        return
+    alone_s = sum(ran.end_s - ran.begin_s for ran in simulated[0].compute if ran.module >= 0)
+    lanes = list(dict.fromkeys(lane for one in simulated for lane in report(one).lanes))
+    rows = []
+    for one in sorted(simulated, key=lambda one: one.duration_s):
+        told = report(one)
+        ratio = f"{one.duration_s / alone_s:.3f}" if alone_s else "-"
+        exposed = [_ms(told.exposed_s(lane)) for lane in lanes]
+        rows.append((one.plan.schedule, _ms(one.duration_s), ratio, *exposed, f"{told.peak_bytes / 2**20:.1f} MiB"))
+    head = ("schedule", "backward", "of compute", *(f"exposed, {lane}" for lane in lanes), "peak")
+    typer.echo(f"{len(modules)} modules, profile {profile.name}; compute alone {_ms(alone_s)}\n")
+    typer.echo("\n".join(table(head, rows, texts=("schedule",))))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def _as_data(simulated: Simulated) -> Mapping[str, Any]:
+    """Everything about one backward; seconds from its begin, and bytes."""
+    told = describe_backward(report(simulated)).to_dict()
+    return {
+        "schedule": simulated.plan.schedule,
+        "params": dict(simulated.plan.params),
+        "digest": simulated.plan.digest,
+        "backward_s": simulated.duration_s,
+        "compute_wait_s": told["compute_wait_s"],
+        "peak_bytes": told["peak_bytes"],
+        "lanes": [{k: v for k, v in lane.items() if k != "peers_s"} for lane in told["lanes"]],
+        "ops": [
+            {
+                "op": str(ran.op),
+                "lane": ran.lane,
+                "issued_s": ran.issued_s,
+                "begin_s": ran.begin_s,
+                "end_s": ran.end_s,
+                "began_after": limit,
+            }
+            for ran, limit in zip(simulated.ops, limits(simulated), strict=True)
+        ],
+        "exposed": [
+            {"op": op["op"], "exposed_s": op["exposed_s"], "reasons": op["reasons"]}
+            for op in told["ops"]
+            if op["exposed_s"] > 0
+        ],
+        "compute": [{"module": ran.module, "begin_s": ran.begin_s, "end_s": ran.end_s} for ran in simulated.compute],
+        "waits": [{"step": stood.number, "begin_s": stood.begin_s, "end_s": stood.end_s} for stood in simulated.waits],
+        "memory": [{"begin_s": point.begin_s, "size_bytes": point.size_bytes} for point in memory(simulated)],
+    }

@@ -1,0 +1,77 @@
+"""`commplan simulate`: schedules against a profile, in the terminal and as JSON."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.running import BAD, FINDING, Run, write
+
+PROFILE = """\
+version: 1
+name: units
+compute_s: {default: 10}
+axes:
+  shard: {link: a, all_gather: {points: [[0, 1]]}, reduce_scatter: {points: [[0, 4]]}}
+  replicate: {link: b, all_reduce: {points: [[0, 8]]}}
+"""
+
+
+def test_several_are_compared_the_fastest_first(run: Run) -> None:
+    profile = str(write("profile.yaml", PROFILE))
+    result = run("simulate", "blocking", "overlapped_allreduce", "pipelined_allreduce", "--profile", profile, "--modules", "4")
+    assert result.code == 0
+    rows = [line.split() for line in result.out.splitlines() if "ms" in line and "MiB" in line]
+    assert [row[0] for row in rows] == ["overlapped_allreduce", "pipelined_allreduce", "blocking"]
+    assert [row[1] for row in rows] == ["52000.0", "56000.0", "88000.0"]
+    assert [row[3] for row in rows] == ["1.300", "1.400", "2.200"]
+
+
+def test_of_one_the_exposed_collectives_are_told(run: Run) -> None:
+    result = run("simulate", "pipelined_allreduce", "--profile", str(write("p.yaml", PROFILE)), "--modules", "4")
+    assert result.code == 0
+    assert "pipelined_allreduce, predicted: 56000.00 ms" in result.out
+    assert "queued behind AR_2 on its lane" in result.out
+    assert "rank" not in result.out
+
+
+def test_json_has_every_op_and_the_curve_of_memory(run: Run) -> None:
+    result = run("simulate", "blocking", "--profile", str(write("p.yaml", PROFILE)), "--modules", "2", "--format", "json")
+    (data,) = json.loads(result.out)
+    ops = {op["op"]: op for op in data["ops"]}
+    assert (ops["RS_0"]["begin_s"], ops["RS_0"]["end_s"]) == (10, 14)
+    assert (ops["AR_0"]["begin_s"], ops["AR_0"]["end_s"]) == (14, 22)
+    assert ops["AR_0"]["began_after"] == "it was issued"
+    assert data["backward_s"] == 44
+    assert max(point["size_bytes"] for point in data["memory"]) == data["peak_bytes"]
+    assert data["memory"][-1]["size_bytes"] == 0
+    assert {op["op"] for op in data["exposed"]} == {"RS_0", "AR_0", "RS_1", "AR_1"}
+
+
+def test_params_apply_to_the_schedules_that_have_them(run: Run) -> None:
+    given = ("windowed_allreduce", "blocking", "--profile", str(write("p.yaml", PROFILE)), "--modules", "6")
+    one, three = (run("simulate", *given, "--set", f"k={k}", "--format", "json") for k in (1, 3))
+    narrow, wide = (json.loads(result.out)[0] for result in (one, three))
+    assert narrow["params"] == {"k": 1}
+    assert narrow["backward_s"] > wide["backward_s"]
+    assert narrow["peak_bytes"] < wide["peak_bytes"]
+    unknown = run("simulate", *given, "--set", "depth=1")
+    assert unknown.code == 2
+    assert "no schedule here has a param 'depth'" in unknown.text
+
+
+def test_what_is_wrong(run: Run) -> None:
+    profile = str(write("p.yaml", PROFILE))
+    bad = run("simulate", str(write("bad.yaml", BAD)), "--profile", profile, "--modules", "4")
+    assert bad.code == 1
+    assert FINDING.search(bad.text)
+    missing = run("simulate", "blocking", "--profile", "missing.yaml", "--modules", "4")
+    assert (missing.code, "cannot read" in missing.text) == (2, True)
+    wrong = run(
+        "simulate", "blocking", "--profile", str(write("w.yaml", PROFILE + "links: {a: {demand: 3}}\n")), "--modules", "4"
+    )
+    assert wrong.code == 2
+    assert "w.yaml:7:21: links.a.demand: " in wrong.text
+    silent = PROFILE.replace("all_gather: {points: [[0, 1]]}, ", "")
+    asked = run("simulate", "prefetch_overlap", "--profile", str(write("s.yaml", silent)), "--modules", "4")
+    assert asked.code == 2
+    assert "add axes.shard.all_gather" in asked.text

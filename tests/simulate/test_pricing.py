@@ -1,0 +1,143 @@
+"""What ops cost under a profile: by their bytes, however they are fused, cut and cast."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+
+import commplan
+from commplan.errors import CommplanError
+from commplan.language.modules import Module, ModuleTable, Parameter
+from commplan.language.profiles import Profile
+from commplan.ops import Axis, Kind
+from commplan.plan.model import OpStep, Plan
+from commplan.simulate import costs, simulate
+
+SHARD, REPLICATE = 4, 2
+HEAD = "version: 1\nname: mine\nsummary: One of mine.\n"
+
+
+def table(*numels: int) -> ModuleTable:
+    axes = {Axis.SHARD: SHARD, Axis.REPLICATE: REPLICATE}
+    return ModuleTable(
+        modules=tuple(
+            Module(name=f"m{n}", parameters=(Parameter(name="p", shape=(numel,)),), axes=axes) for n, numel in enumerate(numels)
+        )
+    )
+
+
+def profile(**changes: object) -> Profile:
+    # A byte a second: seconds are bytes.
+    byte = {"bytes_per_s": 1}
+    data = {
+        "name": "bytes",
+        "compute_s": {"default": 0},
+        "axes": {
+            "shard": {"link": "a", "all_gather": byte, "reduce_scatter": byte},
+            "replicate": {"link": "b", "all_reduce": byte},
+        },
+    }
+    return Profile.model_validate(data | changes)
+
+
+def seconds_by_kind(plan: Plan, of: Profile) -> dict[Kind, list[float]]:
+    priced = costs(plan, of)
+    found: dict[Kind, list[float]] = {}
+    for step in plan.steps:
+        if isinstance(step, OpStep):
+            found.setdefault(step.kind, []).append(priced.ops[step.op].transfer_s)
+    return found
+
+
+def test_bytes_are_those_of_the_whole_tensor_on_one_rank() -> None:
+    # 10 elements are padded to 12: 48 bytes go into the reduce-scatter, 12 are reduced, 48 come out of the all-gather.
+    found = seconds_by_kind(commplan.compile("prefetch_overlap", table(10, 16)), profile())
+    assert found[Kind.REDUCE_SCATTER] == [48, 64]
+    assert found[Kind.ALL_REDUCE] == [12, 16]
+    assert found[Kind.ALL_GATHER] == [48, 64]
+    assert found[Kind.APPLY] == [0, 0]
+
+
+ROOT = "root: [apply_n: {after: AR_n}]\n"
+PIECES = f"{HEAD}post_backward: [RS_n: {{after: compute_n, chunks: 3}}, AR_n: {{after: RS_n, chunks: 2}}]\n{ROOT}"
+FUSE = "fuse: {modules: 3}"
+BUCKET = f"{HEAD}post_backward: [RS_n: {{after: compute_n, {FUSE}}}, AR_n: {{after: RS_n, {FUSE}}}]\n{ROOT}"
+NARROW = f"{HEAD}post_backward: [RS_n: {{after: compute_n, dtype: bf16}}, AR_n: {{after: RS_n}}]\n{ROOT}"
+
+
+@pytest.mark.parametrize("text", [PIECES, BUCKET])
+def test_pieces_and_buckets_move_the_same_bytes(text: str) -> None:
+    modules = table(10, 16, 40, 7)
+    whole = seconds_by_kind(commplan.compile("overlapped_allreduce", modules), profile())
+    found = seconds_by_kind(commplan.compile(text, modules), profile())
+    for kind in (Kind.REDUCE_SCATTER, Kind.ALL_REDUCE):
+        assert sum(found[kind]) == sum(whole[kind])
+        assert len(found[kind]) != len(whole[kind])
+
+
+def test_half_as_wide_takes_half_as_long() -> None:
+    found = seconds_by_kind(commplan.compile(NARROW, table(16)), profile())
+    assert found[Kind.REDUCE_SCATTER] == [32]
+    assert found[Kind.ALL_REDUCE] == [16]
+
+
+def test_a_cut_op_pays_its_latency_for_each_piece_and_packs_once() -> None:
+    byte = {"bytes_per_s": 1, "latency_s": 100}
+    of = profile(
+        axes={"shard": {"link": "a", "reduce_scatter": byte}, "replicate": {"link": "b", "all_reduce": byte}},
+        host={"issue_s": 1000, "pack_bytes_per_s": 64},
+    )
+    plan = commplan.compile(PIECES, table(16))
+    priced = costs(plan, of).ops
+    ops = [priced[step.op] for step in plan.steps if isinstance(step, OpStep) and step.kind is Kind.REDUCE_SCATTER]
+    assert [op.latency_s for op in ops] == [100] * 3
+    assert [op.issue_s for op in ops] == [1001, 1000, 1000]
+
+
+def test_measured_points_are_joined_by_straight_lines() -> None:
+    of = profile(
+        axes={"replicate": {"link": "b", "all_reduce": {"points": [[0, 2], [16, 10], [32, 12]]}}, "shard": {"link": "a"}}
+    )
+    transfer = of.transfer(Axis.REPLICATE, Kind.ALL_REDUCE)
+    assert [sum(transfer.seconds(size)) for size in (0, 8, 16, 24, 32, 64)] == [2, 6, 10, 11, 12, 16]
+    assert {transfer.seconds(size)[0] for size in (0, 8, 64)} == {2}
+
+
+@pytest.mark.parametrize(("how", "gather_s"), [("blocking", 64), ("prefetched", 0)])
+def test_parameters_that_fsdp2_gathers_hold_compute_on_a_cpu(how: str, gather_s: float) -> None:
+    plan = commplan.compile("overlapped_allreduce", table(16, 16))
+    assert list(costs(plan, profile(fsdp2_gathers=how, compute_s={"default": 5})).compute_s) == [5 + gather_s] * 2
+
+
+def test_parameters_that_the_plan_gathers_do_not() -> None:
+    plan = commplan.compile("prefetch_overlap", table(16, 16))
+    of = profile(fsdp2_gathers="blocking", host={"unpack_bytes_per_s": 32})
+    assert list(costs(plan, of).compute_s) == [2, 2]
+
+
+def test_modules_may_differ() -> None:
+    plan = commplan.compile("blocking", table(16, 16, 16))
+    assert list(costs(plan, profile(compute_s={"default": 1, "modules": {"m1": 7}})).compute_s) == [1, 7, 1]
+
+
+def test_a_plan_takes_as_long_as_its_bytes() -> None:
+    modules = table(16, 16)
+    found = simulate(commplan.compile("blocking", modules), costs(commplan.compile("blocking", modules), profile()))
+    assert found.duration_s == 2 * (64 + 16)
+    assert Counter(ran.lane for ran in found.ops) == {"shard": 2, "replicate": 2, "compute": 2}
+    assert Fraction(found.duration_s) == 160
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        ({"axes": {"shard": {"link": "a", "reduce_scatter": {"bytes_per_s": 1}}}}, "axes.replicate.all_reduce"),
+        ({"axes": {"shard": {"link": "a"}, "replicate": {"link": "b"}}}, "axes.shard.reduce_scatter"),
+        ({"compute_s": {"modules": {"m0": 1}}}, "module 'm1'.*compute_s.default"),
+    ],
+)
+def test_what_a_profile_does_not_say_is_asked_for(changes: dict[str, object], asked: str) -> None:
+    with pytest.raises(CommplanError, match=asked):
+        costs(commplan.compile("blocking", table(16, 16)), profile(**changes))
