@@ -190,13 +190,14 @@ def apply(call: Call, store: Store) -> Task | None:
 def _as_sent(instances: Sequence[Instance], dtype: torch.dtype, cut: Cut, store: Store) -> torch.Tensor | None:
     """A lone gradient that lies as it is sent, from now on in memory that counts; None where gradients are to be packed."""
     first, *others = instances
-    if not store.sends_in_place or others or cut.pieces > 1 or first.reduction.predivide not in (None, 1):
+    # Of gradients that waited the plan counts the copy besides: it would declare more than there is.
+    is_lone = not others and cut.pieces == 1 and first.held_bytes == 0
+    if not store.sends_in_place or not is_lone or first.reduction.predivide not in (None, 1):
         return None
     assert first.gradients is not None
     source = first.gradients.take_as_sent(dtype)
     if source is not None:
         first.gradients = None
-        first.drop_held(store.memory)
         store.memory.hold(source.nbytes)
     return source
 
