@@ -63,10 +63,15 @@ class Transfer(_Part):
 
 
 class AxisCosts(_Part):
-    """Collectives over one axis of the mesh, and the link that they use."""
+    """Collectives over one axis of the mesh, and the link that they use.
+
+    Attributes:
+        fsdp2_all_gather: what FSDP2's own takes where it holds compute; without it, what `all_gather` does.
+    """
 
     link: str
     all_gather: Transfer | None = None
+    fsdp2_all_gather: Transfer | None = None
     reduce_scatter: Transfer | None = None
     all_reduce: Transfer | None = None
 

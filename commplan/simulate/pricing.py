@@ -91,7 +91,9 @@ def _gather_s(module: Module, profile: Profile, *, is_in_plan: bool) -> float:
     copy_s = _over(module.gathered_bytes, profile.host.unpack_bytes_per_s)
     if is_in_plan or profile.fsdp2_gathers == "prefetched":
         return copy_s
-    return copy_s + sum(profile.transfer(Axis.SHARD, Kind.ALL_GATHER).seconds(module.gathered_bytes))
+    own = profile.axes[Axis.SHARD].fsdp2_all_gather if Axis.SHARD in profile.axes else None
+    gather = own or profile.transfer(Axis.SHARD, Kind.ALL_GATHER)
+    return copy_s + sum(gather.seconds(module.gathered_bytes))
 
 
 def _over(size_bytes: int, bytes_per_s: float | None) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 
 from demo_run.launch import WorkerError
 
-from bench_run import compiling, host, scale, twohost, twohost_figures
+from bench_run import compiling, host, scale, truth, truth_figures, twohost, twohost_figures
 from bench_run.refusal import RefusedError
 from commplan.language import library
 
@@ -136,6 +136,13 @@ BENCHES = {
         twohost.measure,
         twohost_figures.shown,
         twohost_figures.problems,
+    ),
+    "simulator": Bench(
+        "what the simulator predicts of schedules, against what two hosts with a slow link between them measure (needs root)",
+        truth.add_options,
+        truth.measure,
+        truth_figures.shown,
+        truth_figures.problems,
     ),
     "host": Bench(
         "what the host pays in backward: microseconds a module, stock FSDP2 against a schedule, on a fake process group",

@@ -19,7 +19,6 @@ NOT_SCHEDULES: Final = (NATIVE, NATIVE_ASYNC, COMPUTE, REDUCE_SCATTERS, ALL_REDU
 
 REAL: Final = "real"
 NUM_BEST: Final = 5
-"""Schedules that take part in every setting but the first."""
 RANKS_PER_HOST: Final = 2
 MESH: Final = (2, RANKS_PER_HOST)
 """Replicas, one a host, and the ranks that share one."""
@@ -37,6 +36,7 @@ class Work:
         dim: rows and columns of the weight.
         rounds: in each, everything is measured once; the first round, a warm-up, is not among them.
         timeout_s: how long a collective may take.
+        num_best: schedules, the fastest ones of the setting before, that take part in every setting but the first.
     """
 
     schedules: tuple[str, ...]
@@ -45,6 +45,7 @@ class Work:
     dim: int = 1448
     rounds: int = 5
     timeout_s: float = 60.0
+    num_best: int = NUM_BEST
 
     def longest_s(self, rate_mbit: float) -> float:
         """About the seconds of a backward in which nothing overlaps, over a link of `rate_mbit`."""

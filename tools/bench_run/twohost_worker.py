@@ -152,7 +152,7 @@ def _run(work: Work, mesh: DeviceMesh, tell: Tell) -> dict[str, Any]:
             field.set_compute(setting)
             measured = field.measured([name for name in names if name not in left_out])
             settings[setting] = {**measure(measured, work.rounds, _of(setting, tell)), "module_numel": field.module_numel}
-            names = best_schedules(settings[setting]["times_s"])[: work_.NUM_BEST]
+            names = best_schedules(settings[setting]["times_s"])[: work.num_best]
     return {"settings": settings, "left_out": left_out, "torch": torch.__version__}
 
 

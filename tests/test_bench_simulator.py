@@ -1,0 +1,116 @@
+"""`tools/bench simulator`: a profile is found again from backwards that follow it, and errors are counted right."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import commplan
+from commplan.language import library
+from commplan.language.profiles import Profile
+from commplan.simulate import Simulated, costs, report, simulate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+from bench_run import truth, truth_figures
+from bench_run.truth_figures import CALIBRATION, Row, Setting
+
+KNOWN = Setting(180, 400)
+TABLE = truth_figures.table_of(12, 256, 2, 2)
+
+
+def profile(setting: Setting) -> Profile:
+    """One that a calibration can find: no latency, nothing shared."""
+    return Profile.model_validate(
+        {
+            "name": "so it is",
+            "compute_s": {"default": setting.compute_ms / 1e3},
+            "axes": {
+                "shard": {
+                    "link": "host",
+                    "all_gather": {"bytes_per_s": 5e7},
+                    "fsdp2_all_gather": {"bytes_per_s": 2e7},
+                    "reduce_scatter": {"bytes_per_s": 3e7},
+                },
+                "replicate": {"link": "network", "all_reduce": {"bytes_per_s": 1e6 * setting.rate_mbit / 400}},
+            },
+            "host": {"issue_s": 0.002},
+            "fsdp2_gathers": "blocking",
+        }
+    )
+
+
+def ran(schedule: str, setting: Setting) -> dict[str, Any]:
+    """What the two hosts would say of a schedule, if they followed the profile."""
+    plan = commplan.compile(schedule, TABLE)
+    simulated = simulate(plan, costs(plan, profile(setting)))
+    told = report(simulated)
+    trace = {
+        "compute": slept(simulated, setting),
+        "ops": {op.op: [op.begin_s * 1e3, op.begin_s * 1e3, op.end_s * 1e3] for op in told.ops},
+        "end": told.duration_s * 1e3,
+        "stats": {"commplan/exposed_s": told.exposed_s()},
+    }
+    return {"median_s": told.duration_s, "peak_bytes": told.peak_bytes, "traces": [trace] * 4}
+
+
+def slept(simulated: Simulated, setting: Setting) -> list[list[float]]:
+    """Compute without the all-gather of FSDP2's that comes before it."""
+    ends = [one.end_s * 1e3 for one in simulated.compute if one.module >= 0]
+    return [[end - setting.compute_ms, end] for end in ends]
+
+
+def test_a_profile_is_found_again_and_predicts_every_schedule_in_every_setting() -> None:
+    traces = {name: ran(name, KNOWN)["traces"] for name in CALIBRATION}
+    found = truth_figures.calibrated(traces, TABLE.modules[0], KNOWN)
+    rows: list[Row] = []
+    for setting in (KNOWN, Setting(60, 400), Setting(180, 800), Setting(20, 100)):
+        measured = {"schedules": {name: ran(name, setting) for name in library.names()}}
+        rows += truth_figures.compared(measured, truth_figures.moved(found, KNOWN, setting), TABLE, setting)
+    figures = truth_figures.figures(rows)
+    assert figures["max_error"] < 1e-9
+    assert figures["max_exposed_error"] < 1e-9
+    assert figures["kendall_tau"] == 1
+    assert figures["num_peaks_wrong"] == 0
+    assert len(figures["rows"]) == 4 * len(library.names())
+    assert "mean 0.0%, largest 0.0%" in truth_figures.shown(figures)[-1]
+
+
+def row(schedule: str, measured_s: float, predicted_s: float, **changes: Any) -> Row:
+    given = {"setting": "one", "is_calibration": False, "measured_exposed_s": 0.0, "predicted_exposed_s": 0.0}
+    return Row(
+        schedule=schedule,
+        measured_s=measured_s,
+        predicted_s=predicted_s,
+        measured_peak_bytes=8,
+        predicted_peak_bytes=8,
+        **(given | changes),
+    )
+
+
+def test_ranks_are_compared_within_a_setting_where_times_differ() -> None:
+    right = [row("a", 1.0, 1.1), row("b", 2.0, 1.9), row("c", 3.0, 2.0)]
+    assert truth_figures.kendall_tau(right) == 1
+    assert truth_figures.kendall_tau([row("a", 1.0, 3.0), *right[1:]]) == pytest.approx((1 - 2) / 3)
+    # Too near to each other to be ranked, and of another setting.
+    assert truth_figures.kendall_tau([*right, row("d", 3.05, 2.0)]) == 1
+    assert truth_figures.kendall_tau([*right, row("d", 0.1, 9.0, setting="two")]) == 1
+
+
+def test_what_was_calibrated_with_does_not_count_and_a_wrong_peak_is_told() -> None:
+    rows = [row("blocking", 1.0, 9.0, is_calibration=True), row("a", 2.0, 1.9), row("b", 2.0, 2.2)]
+    figures = truth_figures.figures(rows)
+    assert figures["mean_error"] == pytest.approx(0.075)
+    assert figures["max_error"] == pytest.approx(0.1)
+    assert truth_figures.problems(figures) == []
+    wrong = truth_figures.figures([*rows, Row("one", "c", False, 1, 1, 0, 0, 8, 9)])
+    assert truth_figures.problems(wrong) == ["the peak of 1 schedule(s) was predicted wrong"]
+
+
+def test_at_least_six_schedules_are_predicted_in_at_least_four_settings() -> None:
+    assert len(set(truth.SCHEDULES) - set(CALIBRATION)) >= 6
+    assert len(truth.COMPUTE_MS) * len(truth.RATES_MBIT) >= 4
+    assert set(truth.SCHEDULES) <= set(library.names())

@@ -1,0 +1,205 @@
+"""From measured backwards of two schedules to a profile, and from it to predictions of others, side by side with what was
+measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, pairwise
+from statistics import mean, median
+from typing import Any, Final
+
+import commplan
+from commplan.language.modules import Module, ModuleTable, Parameter
+from commplan.language.profiles import Profile
+from commplan.ops import Axis
+from commplan.simulate import costs, report, simulate
+
+CALIBRATION: Final = ("blocking", "prefetch_overlap")
+"""One in which each collective runs alone, and one that gathers parameters."""
+
+MIN_DIFFERENCE: Final = 0.02
+"""Schedules whose times are nearer than this part of the faster one's are not ranked."""
+
+Trace = Mapping[str, Any]
+"""See `bench_run.twohost_measured.Backward`: one rank's backward, times in milliseconds."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is varied: milliseconds of backward compute a module, and Mbit/s between hosts."""
+
+    compute_ms: float
+    rate_mbit: float
+
+    def __str__(self) -> str:
+        return f"{self.compute_ms:g} ms, {self.rate_mbit:g} Mbit/s"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One schedule in one setting. Seconds; exposed: any collective, while compute stood still."""
+
+    setting: str
+    schedule: str
+    is_calibration: bool
+    measured_s: float
+    predicted_s: float
+    measured_exposed_s: float
+    predicted_exposed_s: float
+    measured_peak_bytes: int
+    predicted_peak_bytes: int
+
+    @property
+    def error(self) -> float:
+        """Of the measured time."""
+        return abs(self.predicted_s / self.measured_s - 1)
+
+    @property
+    def exposed_error(self) -> float:
+        """Of the measured time of the backward."""
+        return abs(self.predicted_exposed_s - self.measured_exposed_s) / self.measured_s
+
+
+def table_of(num_modules: int, dim: int, num_replicate: int, num_shard: int) -> ModuleTable:
+    """Modules of one square fp32 weight."""
+    axes = {Axis.REPLICATE: num_replicate, Axis.SHARD: num_shard}
+    weight = Parameter(name="weight", shape=(dim, dim))
+    return ModuleTable(modules=tuple(Module(name=f"{n}", parameters=(weight,), axes=axes) for n in range(num_modules)))
+
+
+def calibrated(traces: Mapping[str, Sequence[Trace]], module: Module, setting: Setting) -> Profile:
+    """What compute and communication cost, from backwards of the schedules of `CALIBRATION`.
+
+    Args:
+        traces: schedule -> a trace of each rank.
+        module: each of the modules that ran.
+    """
+    alone, gathering = (traces[name] for name in CALIBRATION)
+    rs_s, ar_s = (_median_s(alone, kind) for kind in ("RS", "AR"))
+    # Between two modules each rank issues an all-gather, a reduce-scatter and an all-reduce.
+    issue_s = median(_gaps_s(gathering)) / 3
+    # There blocking has a reduce-scatter, an all-reduce, and the all-gather with which FSDP2 holds compute.
+    fsdp2_s = max(0.0, median(_gaps_s(alone)) - rs_s - ar_s - 2 * issue_s)
+    return Profile.model_validate(
+        {
+            "name": f"two hosts, {setting}",
+            "source": f"backwards of {' and '.join(CALIBRATION)}",
+            "compute_s": {"default": setting.compute_ms / 1e3},
+            "axes": {
+                Axis.SHARD: {
+                    "link": "host",
+                    "all_gather": _speed(module.gathered_bytes, _median_s(gathering, "AG")),
+                    "reduce_scatter": _speed(module.reduced_bytes, rs_s),
+                    "fsdp2_all_gather": _speed(module.gathered_bytes, fsdp2_s),
+                },
+                Axis.REPLICATE: {"link": "network", "all_reduce": _speed(module.shard_bytes, ar_s)},
+            },
+            "host": {"issue_s": issue_s},
+            "fsdp2_gathers": "blocking",
+        }
+    )
+
+
+def moved(profile: Profile, known: Setting, setting: Setting) -> Profile:
+    """`profile`, which holds for `known`, for other compute and another link: what its figures say of them, and no more."""
+    data = profile.model_dump()
+    data["compute_s"] = {"default": setting.compute_ms / 1e3}
+    data["axes"][Axis.REPLICATE]["all_reduce"]["bytes_per_s"] *= setting.rate_mbit / known.rate_mbit
+    return Profile.model_validate(data | {"name": f"two hosts, {setting}"})
+
+
+def compared(measured: Mapping[str, Any], profile: Profile, table: ModuleTable, setting: Setting) -> list[Row]:
+    """Every schedule that was measured in a setting, and what is predicted of it.
+
+    Args:
+        measured: the figures of one setting of `tools/bench twohost`.
+    """
+    rows = []
+    for name, found in measured["schedules"].items():
+        plan = commplan.compile(name, table)
+        told = report(simulate(plan, costs(plan, profile)))
+        # The one that a backward is measured by: ranks share the link unevenly, and others end earlier.
+        slowest = max(found["traces"], key=lambda trace: trace["end"])
+        exposed_s = slowest["stats"]["commplan/exposed_s"]
+        rows.append(
+            Row(
+                str(setting),
+                name,
+                name in CALIBRATION,
+                found["median_s"],
+                told.duration_s,
+                exposed_s,
+                told.exposed_s(),
+                found["peak_bytes"],
+                told.peak_bytes,
+            )
+        )
+    return rows
+
+
+def figures(rows: Sequence[Row]) -> dict[str, Any]:
+    """Errors of what was predicted and not calibrated with, as plain data."""
+    predicted = [row for row in rows if not row.is_calibration]
+    return {
+        "mean_error": mean(row.error for row in predicted),
+        "max_error": max(row.error for row in predicted),
+        "kendall_tau": kendall_tau(rows),
+        "max_exposed_error": max(row.exposed_error for row in predicted),
+        "num_peaks_wrong": sum(row.measured_peak_bytes != row.predicted_peak_bytes for row in rows),
+        "calibration": list(CALIBRATION),
+        "rows": [asdict(row) | {"error": row.error, "exposed_error": row.exposed_error} for row in rows],
+    }
+
+
+def kendall_tau(rows: Iterable[Row]) -> float:
+    """Pairs of one setting in the right order less those in the wrong one, of all whose measured times differ enough."""
+    by_setting: dict[str, list[Row]] = {}
+    for row in rows:
+        by_setting.setdefault(row.setting, []).append(row)
+    signs = [
+        (one.measured_s - other.measured_s) * (one.predicted_s - other.predicted_s)
+        for of_setting in by_setting.values()
+        for one, other in combinations(of_setting, 2)
+        if abs(one.measured_s - other.measured_s) > MIN_DIFFERENCE * min(one.measured_s, other.measured_s)
+    ]
+    return sum((sign > 0) - (sign < 0) for sign in signs) / len(signs) if signs else 1.0
+
+
+def shown(found: Mapping[str, Any]) -> list[str]:
+    """A table, and the errors."""
+    head = f"{'':22}{'schedule':30}{'measured':>10}{'predicted':>11}{'error':>8}{'exposed':>18}  peak"
+    lines = [f"calibrated with {' and '.join(found['calibration'])} in the first setting", head]
+    for row in found["rows"]:
+        error = row["predicted_s"] / row["measured_s"] - 1
+        exposed = f"{row['measured_exposed_s']:.3f}, {row['predicted_exposed_s']:.3f}"
+        peak = "exact" if row["measured_peak_bytes"] == row["predicted_peak_bytes"] else "WRONG"
+        times = f"{row['measured_s']:>8.3f} s{row['predicted_s']:>9.3f} s{error:>+8.1%}"
+        lines.append(f"{row['setting']:22}{row['schedule']:30}{times}{exposed:>18}  {peak}")
+    lines.append(
+        f"errors: mean {found['mean_error']:.1%}, largest {found['max_error']:.1%}; exposed time is off by "
+        f"{found['max_exposed_error']:.1%} of a backward at most; Kendall's tau {found['kendall_tau']:.2f} over pairs that "
+        f"differ by more than {MIN_DIFFERENCE:.0%}"
+    )
+    return lines
+
+
+def problems(found: Mapping[str, Any]) -> list[str]:
+    """What can't be put down to noise."""
+    wrong = found["num_peaks_wrong"]
+    return [f"the peak of {wrong} schedule(s) was predicted wrong"] if wrong else []
+
+
+def _speed(size_bytes: int, seconds: float) -> dict[str, float]:
+    return {"bytes_per_s": size_bytes / seconds} if seconds > 0 else {"bytes_per_s": 1e18}
+
+
+def _median_s(traces: Sequence[Trace], kind: str) -> float:
+    """Seconds of a collective of this kind."""
+    return median((end - begin) / 1e3 for t in traces for op, (_, begin, end) in t["ops"].items() if op.startswith(f"{kind}_"))
+
+
+def _gaps_s(traces: Sequence[Trace]) -> list[float]:
+    """Seconds from the end of one module's compute to the begin of the next one's."""
+    return [(then[0] - now[1]) / 1e3 for trace in traces for now, then in pairwise(trace["compute"])]
