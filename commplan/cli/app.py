@@ -133,7 +133,7 @@ def plan(
     raise typer.Exit(_exit_code([report], strict=False))
 
 
-for command in (compare.diff, start.new, start.schema):
+for command in (compare.diff, predict.compare, start.new, start.schema):
     app.command()(command)
 app.command("simulate")(predict.simulate_command)
 

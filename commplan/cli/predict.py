@@ -1,9 +1,11 @@
-"""`commplan simulate`: what schedules would cost, before anything runs."""
+"""`commplan simulate` and `commplan compare`: what schedules would cost, before anything runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -17,9 +19,10 @@ from commplan.language.modules import ModuleTable
 from commplan.language.profiles import Profile, load_profile
 from commplan.plan import Plan
 from commplan.sight.figures import describe_backward, table
-from commplan.simulate import DeadlockError, Simulated, costs, limits, memory, report, simulate
+from commplan.simulate import DeadlockError, Simulated, costs, draw, limits, memory, report, simulate
 
 EXIT_ERRORS: Final = 1
+MAX_COLUMNS: Final = 160
 
 
 class Format(StrEnum):
@@ -29,12 +32,17 @@ class Format(StrEnum):
     JSON = "json"
 
 
+Schedules = Annotated[
+    list[str], typer.Argument(metavar="SCHEDULE...", help="Schedule files, or names of the library; - for standard input.")
+]
+ProfileOption = Annotated[str, typer.Option("--profile", metavar="FILE", help="What compute and communication cost, in YAML.")]
+ModulesOption = Annotated[str, typer.Option("--modules", metavar="N|TABLE.json", help="How many modules, or a module table.")]
+
+
 def simulate_command(
-    schedules: Annotated[
-        list[str], typer.Argument(metavar="SCHEDULE...", help="Schedule files, or names of the library; - for standard input.")
-    ],
-    profile: Annotated[str, typer.Option(metavar="FILE", help="What compute and communication cost: a profile in YAML.")],
-    modules: Annotated[str, typer.Option(metavar="N|TABLE.json", help="How many modules, or a module table.")],
+    schedules: Schedules,
+    profile: ProfileOption,
+    modules: ModulesOption,
     settings: inputs.SetOption = None,
     output: Annotated[Format, typer.Option("--format", help="For a person or for a program.")] = Format.TEXT,
 ) -> None:
@@ -44,10 +52,51 @@ def simulate_command(
 
     Exit codes: 0 printed; 1 a schedule has errors, or deadlocks; 2 wrong usage or an unreadable file.
     """
+    job = _read(schedules, profile, modules, settings or [])
+    if output is Format.JSON:
+        typer.echo(json.dumps([_as_data(one) for one in job.simulated], indent=2))
+    elif len(job.simulated) == 1:
+        typer.echo(str(describe_backward(report(job.simulated[0]))))
+    else:
+        typer.echo("\n".join(_comparison(job)))
+
+
+def compare(
+    schedules: Schedules,
+    profile: ProfileOption,
+    modules: ModulesOption,
+    settings: inputs.SetOption = None,
+    columns: Annotated[
+        int | None, typer.Option(min=20, max=1000, help="Width of the timelines. Default: that of the terminal.")
+    ] = None,
+) -> None:
+    """Run schedules against a cost model, and print a table and a timeline of each, all to one scale.
+
+    Exit codes: as those of `simulate`.
+    """
+    job = _read(schedules, profile, modules, settings or [])
+    width = columns or min(shutil.get_terminal_size().columns, MAX_COLUMNS)
+    typer.echo("\n".join([*_comparison(job), "", *draw(job.fastest_first, width)]))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What was asked for: schedules as they would run, under a profile, for modules."""
+
+    simulated: Sequence[Simulated]
+    profile: Profile
+    modules: ModuleTable
+
+    @property
+    def fastest_first(self) -> Sequence[Simulated]:
+        return sorted(self.simulated, key=lambda one: one.duration_s)
+
+
+def _read(schedules: Sequence[str], profile_path: str, modules: str, settings: Sequence[str]) -> _Job:
     inputs.require_one_stdin(schedules)
     module_table = compiler.module_table(inputs.read_modules(modules))
-    costs_of_job = _read_profile(profile)
-    chosen = inputs.read_settings(settings or [])
+    profile = _read_profile(profile_path)
+    chosen = inputs.read_settings(settings)
     read = [inputs.read_schedule(name) for name in dict.fromkeys(schedules)]
     specs = [spec for _, spec in read if spec is not None]
     if len(specs) == len(read):
@@ -64,14 +113,11 @@ def simulate_command(
         except ScheduleError as error:
             reports.append(FileReport(found.file, error.violations))
             continue
-        simulated.append(_simulated(plan, costs_of_job))
+        simulated.append(_simulated(plan, profile))
     if reports:
         render.console(stderr=True).print(render.report_text(reports), end="")
         raise typer.Exit(EXIT_ERRORS)
-    if output is Format.JSON:
-        typer.echo(json.dumps([_as_data(one) for one in simulated], indent=2))
-    else:
-        _print(simulated, costs_of_job, module_table)
+    return _Job(simulated, profile, module_table)
 
 
 def _read_profile(path: str) -> Profile:
@@ -91,21 +137,20 @@ def _simulated(plan: Plan, profile: Profile) -> Simulated:
         raise typer.BadParameter(str(error), param_hint="--profile") from error
 
 
-def _print(simulated: Sequence[Simulated], profile: Profile, modules: ModuleTable) -> None:
-    if len(simulated) == 1:
-        typer.echo(str(describe_backward(report(simulated[0]))))
-        return
-    alone_s = sum(ran.end_s - ran.begin_s for ran in simulated[0].compute if ran.module >= 0)
-    lanes = list(dict.fromkeys(lane for one in simulated for lane in report(one).lanes))
+def _comparison(job: _Job) -> Iterator[str]:
+    """A table, the fastest first."""
+    alone_s = sum(ran.end_s - ran.begin_s for ran in job.simulated[0].compute if ran.module >= 0)
+    lanes = list(dict.fromkeys(lane for one in job.simulated for lane in report(one).lanes))
     rows = []
-    for one in sorted(simulated, key=lambda one: one.duration_s):
+    for one in job.fastest_first:
         told = report(one)
         ratio = f"{one.duration_s / alone_s:.3f}" if alone_s else "-"
         exposed = [_ms(told.exposed_s(lane)) for lane in lanes]
         rows.append((one.plan.schedule, _ms(one.duration_s), ratio, *exposed, f"{told.peak_bytes / 2**20:.1f} MiB"))
     head = ("schedule", "backward", "of compute", *(f"exposed, {lane}" for lane in lanes), "peak")
-    typer.echo(f"{len(modules)} modules, profile {profile.name}; compute alone {_ms(alone_s)}\n")
-    typer.echo("\n".join(table(head, rows, texts=("schedule",))))
+    yield f"{len(job.modules)} modules, profile {job.profile.name}; compute alone {_ms(alone_s)}"
+    yield ""
+    yield from table(head, rows, texts=("schedule",))
 
 
 def _ms(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """A backward before it runs: a plan and a cost model become a timeline, with what is exposed, why, and the memory it takes."""
 
 from commplan.simulate.costs import Costs, OpCost
+from commplan.simulate.drawing import draw
 from commplan.simulate.engine import DeadlockError, Ran, Simulated, Stood, simulate
 from commplan.simulate.predict import ONE_BACKWARD, Point, limits, memory, report
 from commplan.simulate.pricing import costs
@@ -15,6 +16,7 @@ __all__ = [
     "Simulated",
     "Stood",
     "costs",
+    "draw",
     "limits",
     "memory",
     "report",

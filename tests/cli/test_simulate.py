@@ -59,6 +59,16 @@ def test_params_apply_to_the_schedules_that_have_them(run: Run) -> None:
     assert "no schedule here has a param 'depth'" in unknown.text
 
 
+def test_compare_draws_timelines_beside_the_table(run: Run) -> None:
+    given = ("blocking", "overlapped_allreduce", "--profile", str(write("p.yaml", PROFILE)), "--modules", "3")
+    table, drawn = run("simulate", *given), run("compare", *given, "--columns", "77")
+    assert drawn.code == 0
+    assert drawn.out.startswith(table.out)
+    lines = drawn.out.splitlines()
+    assert lines[lines.index("overlapped_allreduce: 42000.0 ms") + 1] == "compute    000000000011111111112222222222"
+    assert lines[lines.index("blocking: 66000.0 ms") + 1].startswith("compute    0000000000            1111111111  ")
+
+
 def test_what_is_wrong(run: Run) -> None:
     profile = str(write("p.yaml", PROFILE))
     bad = run("simulate", str(write("bad.yaml", BAD)), "--profile", profile, "--modules", "4")
