@@ -43,16 +43,16 @@ def test_shown_schedule_is_valid(text: str) -> None:
     assert [str(found) for found in commplan.check(text) if found.severity is Severity.ERROR] == []
 
 
-def test_the_shown_prediction_is_what_the_shown_profile_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_shown_predictions_are_what_the_shown_profile_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (REPOSITORY / "docs" / "simulate.md").read_text(encoding="utf-8")
     (profile,) = blocks(REPOSITORY / "docs" / "simulate.md")
     (tmp_path / "two_hosts.yaml").write_text(profile, encoding="utf-8")
-    command, shown = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    arguments = command.replace("two_hosts.yaml", str(tmp_path / "two_hosts.yaml")).split()
-    with pytest.raises(SystemExit) as end:
-        cli.main(arguments[1:])
-    assert end.value.code in (0, None)
-    assert capsys.readouterr().out == shown
+    found = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    for command, shown in zip(found[::2], found[1::2], strict=True):
+        with pytest.raises(SystemExit) as end:
+            cli.main(command.replace("two_hosts.yaml", str(tmp_path / "two_hosts.yaml")).split()[1:])
+        assert end.value.code in (0, None)
+        assert capsys.readouterr().out == shown
 
 
 def test_the_shown_module_table_is_one_and_names_every_key() -> None:

@@ -136,6 +136,7 @@ def plan(
 for command in (compare.diff, predict.compare, start.new, start.schema):
     app.command()(command)
 app.command("simulate")(predict.simulate_command)
+app.command("trace")(predict.trace_command)
 
 # What follows the script is the script's.
 app.command(context_settings={"allow_interspersed_args": False})(bench.bench)

@@ -1,4 +1,4 @@
-"""`commplan simulate` and `commplan compare`: what schedules would cost, before anything runs."""
+"""`commplan simulate`, `commplan compare` and `commplan trace`: what schedules would cost, before anything runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -19,7 +20,9 @@ from commplan.language.modules import ModuleTable
 from commplan.language.profiles import Profile, load_profile
 from commplan.plan import Plan
 from commplan.sight.figures import describe_backward, table
+from commplan.sight.trace import trace
 from commplan.simulate import DeadlockError, Simulated, costs, draw, limits, memory, report, simulate
+from commplan.simulate.tracing import process
 
 EXIT_ERRORS: Final = 1
 MAX_COLUMNS: Final = 160
@@ -77,6 +80,28 @@ def compare(
     job = _read(schedules, profile, modules, settings or [])
     width = columns or min(shutil.get_terminal_size().columns, MAX_COLUMNS)
     typer.echo("\n".join([*_comparison(job), "", *draw(job.fastest_first, width)]))
+
+
+def trace_command(
+    schedules: Schedules,
+    profile: ProfileOption,
+    modules: ModulesOption,
+    settings: inputs.SetOption = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")] = Path("trace.json"),
+) -> None:
+    """Run schedules against a cost model, and write a trace that opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
+
+    Each schedule is a process with a track for compute and one for each lane; arrows are dependencies, counters memory.
+
+    Exit codes: as those of `simulate`.
+    """
+    job = _read(schedules, profile, modules, settings or [])
+    text = json.dumps(trace([process(one) for one in job.simulated]))
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {output}: {error.strerror}", param_hint="--output") from error
+    typer.echo(f"{output}: {len(job.simulated)} backward(s), {len(text) / 1e6:.1f} MB", err=True)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from tests.cli.running import BAD, FINDING, Run, write
 
@@ -67,6 +68,19 @@ def test_compare_draws_timelines_beside_the_table(run: Run) -> None:
     lines = drawn.out.splitlines()
     assert lines[lines.index("overlapped_allreduce: 42000.0 ms") + 1] == "compute    000000000011111111112222222222"
     assert lines[lines.index("blocking: 66000.0 ms") + 1].startswith("compute    0000000000            1111111111  ")
+
+
+def test_a_trace_has_a_process_for_each_schedule(run: Run) -> None:
+    given = ("--profile", str(write("p.yaml", PROFILE)), "--modules", "3")
+    result = run("trace", "blocking", "prefetch_overlap", *given, "-o", "out.json")
+    assert (result.code, result.out) == (0, "")
+    assert "out.json: 2 backward(s)" in result.err
+    events = json.loads(Path("out.json").read_text())["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"blocking", "prefetch_overlap"}
+    assert {"AG_0", "RS_1", "AR_2"} <= {e["name"] for e in events if e["ph"] == "X"}
+    nowhere = run("trace", "blocking", *given, "-o", "missing/out.json")
+    assert nowhere.code == 2
+    assert "cannot write missing/out.json" in nowhere.text
 
 
 def test_what_is_wrong(run: Run) -> None:

@@ -1,0 +1,81 @@
+"""Traces that open in Perfetto and chrome://tracing: processes with tracks of slices, arrows between slices, counters.
+
+The format is Chrome's "Trace Event Format", JSON object form; times in it are microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final
+
+_US_PER_S: Final = 1e6
+# An arrow belongs to the slice that is open at its time, and at its end a slice no longer is.
+_INSIDE_US: Final = 1e-3
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Something that ran; `details` are shown when it is selected."""
+
+    name: str
+    begin_s: float
+    end_s: float
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One rank, or one schedule.
+
+    Attributes:
+        tracks: slices of each track, in the order in which tracks are shown; those of one track do not overlap.
+        arrows: (track, place in it) of a slice -> that of one which had to wait for it.
+        counters: name -> values, each from its time on.
+    """
+
+    name: str
+    tracks: Mapping[str, Sequence[Slice]]
+    arrows: Sequence[tuple[tuple[str, int], tuple[str, int]]] = ()
+    counters: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+
+
+def trace(processes: Sequence[Process]) -> dict[str, Any]:
+    """What a viewer reads, as plain data for `json.dump`."""
+    arrow_ids = count(1)
+    return {
+        "displayTimeUnit": "ms",
+        "traceEvents": [event for pid, process in enumerate(processes, 1) for event in _events(pid, process, arrow_ids)],
+    }
+
+
+def _events(pid: int, process: Process, arrow_ids: Iterator[int]) -> Iterator[Event]:
+    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process.name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+    thread_of = {track: tid for tid, track in enumerate(process.tracks, 1)}
+    for track, tid in thread_of.items():
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": track}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+        for one in process.tracks[track]:
+            begin_us = one.begin_s * _US_PER_S
+            yield {
+                "ph": "X",
+                "name": one.name,
+                "pid": pid,
+                "tid": tid,
+                "ts": begin_us,
+                "dur": one.end_s * _US_PER_S - begin_us,
+                "args": dict(one.details),
+            }
+    for (track, place), (later_track, later_place) in process.arrows:
+        arrow = {"name": "waits for", "cat": "dependency", "id": next(arrow_ids), "pid": pid}
+        earlier, later = process.tracks[track][place], process.tracks[later_track][later_place]
+        from_us = max(earlier.begin_s * _US_PER_S, earlier.end_s * _US_PER_S - _INSIDE_US)
+        yield {"ph": "s", "tid": thread_of[track], "ts": from_us, **arrow}
+        yield {"ph": "f", "bp": "e", "tid": thread_of[later_track], "ts": later.begin_s * _US_PER_S, **arrow}
+    for name, values in process.counters.items():
+        for since_s, value in values:
+            yield {"ph": "C", "name": name, "pid": pid, "ts": since_s * _US_PER_S, "args": {name: value}}

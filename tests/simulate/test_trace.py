@@ -1,0 +1,94 @@
+"""Traces of simulated backwards: what a viewer needs to show them."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+import commplan
+from commplan.language import library
+from commplan.ops import Kind
+from commplan.plan.model import OpStep
+from commplan.sight.trace import trace
+from commplan.simulate import Costs, OpCost, Simulated, simulate
+from commplan.simulate.tracing import IN_FLIGHT, MEMORY, process
+
+SECONDS = {Kind.ALL_GATHER: 2, Kind.REDUCE_SCATTER: 4, Kind.ALL_REDUCE: 8, Kind.APPLY: 1}
+
+
+def run(schedule: str, num_modules: int = 7) -> Simulated:
+    plan = commplan.compile(schedule, num_modules)
+    ops = {step.op: OpCost(issue_s=0.5, latency_s=SECONDS[step.kind]) for step in plan.steps if isinstance(step, OpStep)}
+    return simulate(plan, Costs([10] * num_modules, ops))
+
+
+def events(*simulated: Simulated) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(json.dumps(trace([process(one) for one in simulated])))["traceEvents"]
+    return found
+
+
+def slices(of: list[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    found = defaultdict(list)
+    for event in of:
+        if event["ph"] == "X":
+            found[event["pid"], event["tid"]].append(event)
+    return found
+
+
+@pytest.mark.parametrize("schedule", library.names())
+def test_slices_of_one_track_follow_each_other(schedule: str) -> None:
+    for track in slices(events(run(schedule))).values():
+        ends = [event["ts"] + event["dur"] for event in track]
+        assert all(end <= event["ts"] + 1e-3 for end, event in zip(ends, track[1:], strict=False))
+
+
+@pytest.mark.parametrize("schedule", library.names())
+def test_every_op_is_there_once_and_every_dependency_is_an_arrow_between_two(schedule: str) -> None:
+    simulated = run(schedule)
+    found = events(simulated)
+    by_track = slices(found)
+    steps = [step for step in simulated.plan.steps if isinstance(step, OpStep)]
+    names = [event["name"] for track in by_track.values() for event in track]
+    assert all(names.count(str(step.op)) == 1 for step in steps)
+
+    def at(event: dict[str, Any]) -> str:
+        here = by_track[event["pid"], event["tid"]]
+        within = [s["name"] for s in here if s["ts"] <= event["ts"] < s["ts"] + s["dur"]]
+        (name,) = within
+        return str(name)
+
+    begun = {event["id"]: at(event) for event in found if event["ph"] == "s"}
+    ended = {event["id"]: at(event) for event in found if event["ph"] == "f"}
+    drawn = {(begun[arrow], ended[arrow]) for arrow in begun}
+    assert drawn == {(str(op), str(step.op)) for step in steps for op in step.after if op.family != "compute"}
+    assert begun.keys() == ended.keys()
+
+
+@pytest.mark.parametrize("schedule", library.names())
+def test_counters_end_at_nothing_and_memory_reaches_its_peak(schedule: str) -> None:
+    simulated = run(schedule)
+    counted = defaultdict(list)
+    for event in events(simulated):
+        if event["ph"] == "C":
+            counted[event["name"]].append(event["args"][event["name"]])
+    assert counted[MEMORY][-1] == counted[IN_FLIGHT][-1] == 0
+    assert min(counted[IN_FLIGHT]) == 0
+    if not simulated.plan.partial_sum_bytes:
+        assert max(counted[MEMORY]) == simulated.plan.peak_bytes
+
+
+def test_tracks_are_lanes_and_processes_are_named() -> None:
+    found = events(run("blocking"), run("prefetch_overlap"))
+    names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in found if e["ph"] == "M" and e["name"].endswith("_name")}
+    assert (names[1, None], names[2, None]) == ("blocking", "prefetch_overlap")
+    assert [names[2, tid] for tid in (1, 2, 3)] == ["compute", "shard", "replicate"]
+    ids = [event["id"] for event in found if event["ph"] == "s"]
+    assert len(ids) == len(set(ids))
+
+
+def test_where_compute_stands_still_it_says_for_what() -> None:
+    waits = [e["name"] for track in slices(events(run("blocking", 2))).values() for e in track if e["name"].startswith("wait")]
+    assert waits == ["wait: RS_0", "wait: AR_0", "wait: RS_1", "wait: AR_1"]
