@@ -46,6 +46,16 @@ class HeldAttachment(Attachment):
         """Of the schedule that is attached; None under stock FSDP2."""
         return None if self.current is None else self.current.last_backward
 
+    def save_run(self, path: str | Path) -> None:
+        """As ever.
+
+        Raises:
+            ExecutionError: also while stock FSDP2 runs.
+        """
+        if self.current is None:
+            raise ExecutionError("save_run() while `commplan bench` runs stock FSDP2: call it where last_backward is not None")
+        self.current.save_run(path)
+
     def report(self, *, local: bool = False, timeout_s: float = 60.0) -> Report:
         """As ever.
 

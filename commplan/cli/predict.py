@@ -1,4 +1,4 @@
-"""`commplan simulate`, `commplan compare` and `commplan trace`: what schedules would cost, before anything runs."""
+"""`commplan simulate`, `commplan compare` and `commplan trace`: what schedules would cost, and what they did."""
 
 from __future__ import annotations
 
@@ -18,14 +18,18 @@ from commplan.cli.render import FileReport
 from commplan.errors import CommplanError, ScheduleError
 from commplan.language.modules import ModuleTable
 from commplan.language.profiles import Profile, load_profile
+from commplan.language.source import decode, read_bytes
 from commplan.plan import Plan
 from commplan.sight.figures import describe_backward, table
+from commplan.sight.measured import processes
+from commplan.sight.runs import Run
 from commplan.sight.trace import trace
 from commplan.simulate import DeadlockError, Simulated, costs, draw, limits, memory, report, simulate
 from commplan.simulate.tracing import process
 
 EXIT_ERRORS: Final = 1
 MAX_COLUMNS: Final = 160
+MAX_RUN_BYTES: Final = 1 << 28
 
 
 class Format(StrEnum):
@@ -83,25 +87,52 @@ def compare(
 
 
 def trace_command(
-    schedules: Schedules,
-    profile: ProfileOption,
-    modules: ModulesOption,
+    inputs_: Annotated[
+        list[str],
+        typer.Argument(metavar="INPUT...", help="Runs that `attachment.save_run` wrote; or schedules, to be simulated."),
+    ],
+    profile: Annotated[str | None, typer.Option("--profile", metavar="FILE", help="Of schedules: as for `simulate`.")] = None,
+    modules: Annotated[str | None, typer.Option("--modules", metavar="N|TABLE.json", help="The same.")] = None,
     settings: inputs.SetOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write it.")] = Path("trace.json"),
 ) -> None:
-    """Run schedules against a cost model, and write a trace that opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
+    """Write a trace that opens in Perfetto (ui.perfetto.dev) and chrome://tracing, of measured or of simulated backwards.
 
-    Each schedule is a process with a track for compute and one for each lane; arrows are dependencies, counters memory.
+    Each rank or schedule is a process with a track for compute and one for each lane; arrows are dependencies, counters memory.
+    Runs of several ranks go into one file, laid beside each other by their wall clocks.
 
     Exit codes: as those of `simulate`.
     """
-    job = _read(schedules, profile, modules, settings or [])
-    text = json.dumps(trace([process(one) for one in job.simulated]))
+    runs = [path for path in inputs_ if path.endswith(".json")]
+    if runs and len(runs) < len(inputs_):
+        raise typer.BadParameter(
+            "runs and schedules can't share a trace: one is measured, the other is not", param_hint="INPUT"
+        )
+    if runs:
+        shown = processes([_read_run(path) for path in runs])
+    elif profile is None or modules is None:
+        raise typer.BadParameter("schedules are simulated, which needs --profile and --modules", param_hint="INPUT")
+    else:
+        shown = [process(one) for one in _read(inputs_, profile, modules, settings or []).simulated]
+    text = json.dumps(trace(shown))
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise typer.BadParameter(f"cannot write {output}: {error.strerror}", param_hint="--output") from error
-    typer.echo(f"{output}: {len(job.simulated)} backward(s), {len(text) / 1e6:.1f} MB", err=True)
+    typer.echo(f"{output}: {len(shown)} backward(s), {len(text) / 1e6:.1f} MB", err=True)
+
+
+def _read_run(path: str) -> Run:
+    try:
+        data = read_bytes(Path(path), MAX_RUN_BYTES)
+        if len(data) > MAX_RUN_BYTES:
+            raise CommplanError(f"{path}: larger than {MAX_RUN_BYTES >> 20} MiB, so hardly a run")
+        text, unreadable = decode(data, path)
+        if unreadable is not None:
+            raise CommplanError(f"{path}: {unreadable.message}")
+        return Run.from_json(text, path)
+    except CommplanError as error:
+        raise typer.BadParameter(str(error), param_hint="INPUT") from error
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 
 class Memory:
-    """Allocates communication buffers and counts those alive, gradients that wait for their reduction included."""
+    """Allocates communication buffers and counts those alive, gradients that wait for their reduction included.
+
+    Attributes:
+        history: when (`time.perf_counter` seconds, on the host) how many bytes were alive from then on, since `restart_peak`.
+    """
 
     def __init__(self) -> None:
         self.live_bytes = 0
         self.peak_bytes = 0
+        self.history: list[tuple[float, int]] = []
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """An uninitialised buffer of shape (numel,)."""
@@ -33,11 +40,14 @@ class Memory:
         """Count memory that was not allocated here."""
         self.live_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self.history.append((time.perf_counter(), self.live_bytes))
 
     def drop(self, size_bytes: int) -> None:
         """Stop counting it."""
         self.live_bytes -= size_bytes
+        self.history.append((time.perf_counter(), self.live_bytes))
 
     def restart_peak(self) -> None:
         """Measure the peak anew, from what is alive now."""
         self.peak_bytes = self.live_bytes
+        self.history = [(time.perf_counter(), self.live_bytes)]

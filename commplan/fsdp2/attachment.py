@@ -7,6 +7,7 @@ methods on each parameter group and one on each state of this model.  `detach` p
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +43,7 @@ from commplan.ops import Axis, Kind, Section
 from commplan.plan.model import OpStep, Plan
 from commplan.sight.figures import Report, describe_backward
 from commplan.sight.report import BackwardReport, stats
+from commplan.sight.runs import Run
 
 logger = logging.getLogger("commplan")
 
@@ -70,10 +72,13 @@ class Options:
 class Attachment:
     """A schedule at work on a model. Also a context manager that detaches at its end."""
 
-    def __init__(self, driver: Driver, groups: Sequence[dist.ProcessGroup], peers: Peers) -> None:
+    def __init__(
+        self, driver: Driver, groups: Sequence[dist.ProcessGroup], peers: Peers, coordinates: Mapping[str, int]
+    ) -> None:
         self._driver = driver
         self._groups = list(groups)
         self._peers = peers
+        self._coordinates = coordinates
 
     @property
     def plan(self) -> Plan:
@@ -110,6 +115,21 @@ class Attachment:
         if last is None:
             raise ExecutionError("report() before the first backward that reduces anything")
         return describe_backward(last, dist.get_rank(), arrivals)
+
+    def save_run(self, path: str | Path) -> None:
+        """Write this rank's last backward into a JSON file, for `commplan trace`; "{rank}" in its name is this rank.
+
+        Asks no other rank. On a device it waits until the last backward is over there.
+
+        Raises:
+            ExecutionError: before the first backward that reduces anything.
+            OSError: the file can't be written.
+        """
+        last = self.last_backward
+        if last is None:
+            raise ExecutionError("save_run() before the first backward that reduces anything")
+        run = Run(dist.get_rank(), self._coordinates, time.time() - time.perf_counter(), last)
+        Path(str(path).replace("{rank}", str(run.rank))).write_text(run.to_json(), encoding="utf-8")
 
     def detach(self) -> None:
         """Give the model back to FSDP2 as it was. Gradients of an unfinished backward are dropped. May be called twice."""
@@ -293,7 +313,7 @@ def _install(prepared: _Prepared, options: Options, agreement: str) -> Attachmen
             private.end_group(process_group)
         raise
     board = Board(lambda: faults.own_store(private.default_store()), agreement, dist.get_rank(), prepared.ranks)
-    return Attachment(driver, maker.made, Peers(board))
+    return Attachment(driver, maker.made, Peers(board), private.mesh_coordinates(prepared.groups[0].raw))
 
 
 def _recompiler(prepared: _Prepared, control: Control | None) -> Recompile:

@@ -265,6 +265,12 @@ def mesh(group: ParamGroup) -> DeviceMesh:
     return group.mesh_info.mesh
 
 
+def mesh_coordinates(group: ParamGroup) -> dict[str, int]:
+    """Where this rank is in the mesh of `group`, by the names of its dimensions."""
+    of = mesh(group)
+    return dict(zip(of.mesh_dim_names or (), of.get_coordinate() or (), strict=False))
+
+
 def mesh_ranks(of: DeviceMesh) -> MeshRanks:
     """Who is in a mesh. Torch lays out every rank anew to answer: not to be asked for each parameter group."""
     laid_out = of.mesh

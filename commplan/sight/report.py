@@ -23,6 +23,7 @@ class BackwardReport:
         number: of this attachment's backwards, counted from 1.
         plan: what was run.
         ranks_of: the ranks of each op's process group; ops without peers are not in it.
+        memory: when, on the host, how many bytes of communication memory were alive from then on.
     """
 
     begin_s: float
@@ -34,6 +35,7 @@ class BackwardReport:
     number: int = 0
     plan: Plan | None = None
     ranks_of: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    memory: Sequence[tuple[float, int]] = ()
 
     @property
     def duration_s(self) -> float:

@@ -5,7 +5,8 @@ The format is Chrome's "Trace Event Format", JSON object form; times in it are m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
@@ -15,6 +16,9 @@ _US_PER_S: Final = 1e6
 _INSIDE_US: Final = 1e-3
 
 Event = dict[str, Any]
+
+MEMORY: Final = "communication memory, bytes"
+IN_FLIGHT: Final = "in flight, bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,20 @@ class Process:
     tracks: Mapping[str, Sequence[Slice]]
     arrows: Sequence[tuple[tuple[str, int], tuple[str, int]]] = ()
     counters: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+
+
+def levels(of: Iterable[tuple[float, float, float]]) -> list[tuple[float, float]]:
+    """A counter of what is there from a begin to an end: (begin, end, how much) -> (time, how much from then on)."""
+    change: dict[float, float] = defaultdict(float)
+    for begin_s, end_s, much in of:
+        if end_s > begin_s:
+            change[begin_s] += much
+            change[end_s] -= much
+    level, found = 0.0, []
+    for at_s in sorted(change):
+        level += change[at_s]
+        found.append((at_s, level))
+    return found
 
 
 def trace(processes: Sequence[Process]) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from commplan.errors import CommplanError
 from commplan.graph.timeline import orders
 from commplan.language.modules import Module
 from commplan.language.profiles import Host, Profile
-from commplan.ops import COMPUTE_LANE, ITEMSIZE_BYTES, TRAITS, Axis, Kind, OpId, piece_bounds
+from commplan.ops import COMPUTE_LANE, TRAITS, Axis, Kind
 from commplan.plan.model import OpStep, Plan
+from commplan.plan.wire import wire_bytes
 from commplan.simulate.costs import Costs, OpCost
 
 
@@ -33,20 +34,6 @@ def costs(plan: Plan, profile: Profile) -> Costs:
         {name: link.demand for name, link in profile.links.items()},
         {name: link.slowdown for name, link in profile.links.items() if link.slowdown},
     )
-
-
-def wire_bytes(step: OpStep, members: Sequence[Module]) -> int:
-    """Bytes of the whole tensor of a collective, or of a piece of it, on one rank; `members` are the modules in it."""
-    if step.kind is Kind.ALL_GATHER:
-        return sum(_piece(m.gathered_bytes // m.shard_size, step.op) * m.shard_size for m in members)
-    itemsize_bytes = ITEMSIZE_BYTES[step.dtype or members[0].reduce_dtype]
-    ranks = members[0].shard_size if step.kind is Kind.REDUCE_SCATTER else 1
-    return sum(_piece(m.shard_numel, step.op) for m in members) * ranks * itemsize_bytes
-
-
-def _piece(whole: int, op: OpId) -> int:
-    begin, end = piece_bounds(whole, op.piece, op.pieces)
-    return end - begin
 
 
 def _op_cost(step: OpStep, modules: Sequence[Module], profile: Profile) -> OpCost:

@@ -12,9 +12,9 @@ import commplan
 from commplan.language import library
 from commplan.ops import Kind
 from commplan.plan.model import OpStep
-from commplan.sight.trace import trace
+from commplan.sight.trace import IN_FLIGHT, MEMORY, trace
 from commplan.simulate import Costs, OpCost, Simulated, simulate
-from commplan.simulate.tracing import IN_FLIGHT, MEMORY, process
+from commplan.simulate.tracing import process
 
 SECONDS = {Kind.ALL_GATHER: 2, Kind.REDUCE_SCATTER: 4, Kind.ALL_REDUCE: 8, Kind.APPLY: 1}
 

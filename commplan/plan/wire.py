@@ -1,0 +1,36 @@
+"""How many bytes the collectives of a plan move, and whose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from commplan.graph.timeline import orders
+from commplan.language.modules import Module
+from commplan.ops import ITEMSIZE_BYTES, Kind, OpId, piece_bounds
+from commplan.plan.model import OpStep, Plan
+
+
+def members_of(plan: Plan) -> Callable[[OpStep], list[Module]]:
+    """Tells the modules that an op of `plan` covers."""
+    table = plan.modules.modules
+    completion, need = ([table[index] for index in order] for order in orders(plan.modules))
+
+    def members(step: OpStep) -> list[Module]:
+        order = need if step.kind is Kind.ALL_GATHER else completion
+        return [order[n] for n in step.op.members]
+
+    return members
+
+
+def wire_bytes(step: OpStep, members: Sequence[Module]) -> int:
+    """Bytes of the whole tensor of a collective, or of a piece of it, on one rank; `members` are the modules in it."""
+    if step.kind is Kind.ALL_GATHER:
+        return sum(_piece(m.gathered_bytes // m.shard_size, step.op) * m.shard_size for m in members)
+    itemsize_bytes = ITEMSIZE_BYTES[step.dtype or members[0].reduce_dtype]
+    ranks = members[0].shard_size if step.kind is Kind.REDUCE_SCATTER else 1
+    return sum(_piece(m.shard_numel, step.op) for m in members) * ranks * itemsize_bytes
+
+
+def _piece(whole: int, op: OpId) -> int:
+    begin, end = piece_bounds(whole, op.piece, op.pieces)
+    return end - begin
