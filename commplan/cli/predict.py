@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from commplan import compiler
-from commplan.cli import inputs, render
+from commplan.cli import EXIT_UNUSABLE, inputs, render
 from commplan.cli.render import FileReport
 from commplan.errors import CommplanError, ScheduleError
 from commplan.language.modules import ModuleTable
@@ -24,7 +24,7 @@ from commplan.sight.figures import describe_backward, table
 from commplan.sight.measured import processes
 from commplan.sight.runs import Run
 from commplan.sight.trace import trace
-from commplan.simulate import DeadlockError, Simulated, costs, draw, limits, memory, report, simulate
+from commplan.simulate import DeadlockError, Simulated, compute_alone, costs, draw, limits, memory, report, simulate
 from commplan.simulate.tracing import process
 
 EXIT_ERRORS: Final = 1
@@ -61,7 +61,7 @@ def simulate_command(
     """
     job = _read(schedules, profile, modules, settings or [])
     if output is Format.JSON:
-        typer.echo(json.dumps([_as_data(one) for one in job.simulated], indent=2))
+        typer.echo(json.dumps([_as_data(one) for one in job.simulated], indent=2, allow_nan=False))
     elif len(job.simulated) == 1:
         typer.echo(str(describe_backward(report(job.simulated[0]))))
     else:
@@ -158,21 +158,20 @@ def _read(schedules: Sequence[str], profile_path: str, modules: str, settings: S
     if len(specs) == len(read):
         inputs.require_declared(chosen, (param.name for spec in specs for param in spec.params))
     reports = [found for found, spec in read if spec is None]
-    simulated: list[Simulated] = []
+    plans: list[Plan] = []
     for found, spec in read:
         if spec is None:
             continue
         own = {name: value for name, value in chosen.items() if name in {param.name for param in spec.params}}
         try:
             with inputs.usage_errors():
-                plan = compiler.compile(spec, module_table, **own)
+                plans.append(compiler.compile(spec, module_table, **own))
         except ScheduleError as error:
             reports.append(FileReport(found.file, error.violations))
-            continue
-        simulated.append(_simulated(plan, profile))
     if reports:
         render.console(stderr=True).print(render.report_text(reports), end="")
-        raise typer.Exit(EXIT_ERRORS)
+        raise typer.Exit(EXIT_UNUSABLE if any(found.problem for found in reports) else EXIT_ERRORS)
+    simulated = [_simulated(plan, profile) for plan in plans]
     return _Job(simulated, profile, module_table)
 
 
@@ -195,7 +194,7 @@ def _simulated(plan: Plan, profile: Profile) -> Simulated:
 
 def _comparison(job: _Job) -> Iterator[str]:
     """A table, the fastest first."""
-    alone_s = sum(ran.end_s - ran.begin_s for ran in job.simulated[0].compute if ran.module >= 0)
+    alone_s = sum(compute_alone(job.simulated[0].plan, job.profile))
     lanes = list(dict.fromkeys(lane for one in job.simulated for lane in report(one).lanes))
     rows = []
     for one in job.fastest_first:

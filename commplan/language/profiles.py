@@ -1,8 +1,10 @@
-"""The profile: what a job's compute and communication cost. Written by `commplan profile`, or by hand; read as YAML."""
+"""The profile: what a job's compute and communication cost, in YAML."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -11,14 +13,16 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from commplan.errors import CommplanError
-from commplan.language.source import decode, read_bytes, shown
+from commplan.language.source import decode, did_you_mean, read_bytes, shown
 from commplan.ops import Axis, Kind
 
 MAX_PROFILE_BYTES: Final = 4 * 1024 * 1024
 _MAX_REPORTED: Final = 20
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
+
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Speed = Annotated[float, Field(ge=1e-3, le=1e24, allow_inf_nan=False)]
 Part = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -30,13 +34,14 @@ class Transfer(_Part):
     """What a collective takes alone, as a function of its bytes.
 
     Bytes are those of the whole tensor on one rank: of a reduce-scatter its input, of an all-gather its output, of an
-    all-reduce what it reduces in place.  Either `latency_s` and `bytes_per_s`, or measured `points` (bytes, seconds),
-    ascending: straight lines between them, and the last line goes on.
+    all-reduce what it reduces in place.  Either `latency_s` (0) and `bytes_per_s`, or measured `points` (bytes, seconds),
+    ascending: straight lines between them, of which the first and the last go on; `latency_s` is then where the first one is at
+    0 bytes, or what is given.
     """
 
-    latency_s: Seconds = 0
+    latency_s: Seconds | None = None
     bytes_per_s: Speed | None = None
-    points: tuple[tuple[Annotated[int, Field(ge=0)], Seconds], ...] = ()
+    points: tuple[tuple[Annotated[int, Field(ge=0, le=2**53)], Seconds], ...] = ()
 
     @model_validator(mode="after")
     def _is_one_of_two(self) -> Transfer:
@@ -44,22 +49,29 @@ class Transfer(_Part):
             raise ValueError("give bytes_per_s or points, not both")
         if not self.points and self.bytes_per_s is None:
             raise ValueError("give bytes_per_s (with latency_s), or points")
-        if self.points and any(b[0] <= a[0] or b[1] < a[1] for a, b in pairwise(self.points)):
+        if len(self.points) == 1 and self.points[0][0] > 0:
+            raise ValueError("one point tells no speed: give two, or one at 0 bytes for what takes as long whatever its size")
+        if any(b[0] <= a[0] or b[1] < a[1] for a, b in pairwise(self.points)):
             raise ValueError("points ascend: more bytes, and no fewer seconds")
         return self
 
     def seconds(self, size_bytes: int) -> tuple[float, float]:
         """Of `size_bytes`: the latency, which shares nothing, and the transfer."""
         if self.bytes_per_s is not None:
-            return self.latency_s, size_bytes / self.bytes_per_s
-        first = self.points[0]
-        if len(self.points) == 1 or size_bytes <= first[0]:
-            latency_s = min(first[1], self.latency_s or first[1])
-            return latency_s, first[1] - latency_s
-        low, high = next(((a, b) for a, b in pairwise(self.points) if size_bytes <= b[0]), self.points[-2:])
-        total_s = low[1] + (size_bytes - low[0]) * (high[1] - low[1]) / (high[0] - low[0])
-        latency_s = min(first[1], self.latency_s or first[1])
+            return self.latency_s or 0, size_bytes / self.bytes_per_s
+        # What is left of the first line at 0 bytes is latency, unless the profile says better.
+        at_zero_s = max(0, self._on_lines(0)) if self.latency_s is None else self.latency_s
+        total_s = max(0, self._on_lines(size_bytes))
+        latency_s = min(at_zero_s, total_s)
         return latency_s, total_s - latency_s
+
+    def _on_lines(self, size_bytes: int) -> float:
+        """The first and the last line go on beyond the points."""
+        if len(self.points) == 1:
+            return self.points[0][1]
+        at = min(max(bisect_left(self.points, size_bytes, key=itemgetter(0)), 1), len(self.points) - 1)
+        low, high = self.points[at - 1], self.points[at]
+        return low[1] + (size_bytes - low[0]) * (high[1] - low[1]) / (high[0] - low[0])
 
 
 class AxisCosts(_Part):
@@ -69,7 +81,7 @@ class AxisCosts(_Part):
         fsdp2_all_gather: what FSDP2's own takes where it holds compute; without it, what `all_gather` does.
     """
 
-    link: str
+    link: Annotated[str, Field(min_length=1, max_length=100)]
     all_gather: Transfer | None = None
     fsdp2_all_gather: Transfer | None = None
     reduce_scatter: Transfer | None = None
@@ -126,13 +138,21 @@ class Profile(_Part):
     """
 
     version: Literal[1] = 1
-    name: str
+    name: Annotated[str, Field(min_length=1, max_length=200, pattern=_ONE_LINE)]
     source: str = ""
     compute_s: Compute
     axes: dict[Axis, AxisCosts]
     links: dict[str, Link] = Field(default_factory=dict)
     host: Host = Host()
     fsdp2_gathers: Literal["blocking", "prefetched"] = "prefetched"
+
+    @model_validator(mode="after")
+    def _links_are_used(self) -> Profile:
+        used = {costs.link for costs in self.axes.values()}
+        for link in self.links:
+            if link not in used:
+                raise ValueError(f"no axis uses the link {shown(link)}: {did_you_mean(link, used)}")
+        return self
 
     def transfer(self, axis: Axis, kind: Kind) -> Transfer:
         """What collectives of `kind` over `axis` take.
@@ -161,14 +181,18 @@ def parse_profile(text: str, file: str = "<text>") -> Profile:
         mark = error.problem_mark
         place = f"{mark.line + 1}:{mark.column + 1}" if mark is not None else "1:1"
         raise CommplanError(f"{file}:{place}: not YAML: {error.problem}") from error
-    except (YAMLError, ValueError, RecursionError) as error:
+    # IndexError and KeyError: tags such as `!!int ''`.
+    except (YAMLError, ValueError, RecursionError, IndexError, KeyError) as error:
         raise CommplanError(f"{file}: not YAML: {shown(str(error), 120)}") from error
     if not isinstance(data, dict):
         raise CommplanError(f"{file}:1:1: a profile is a mapping: `version: 1`, a name, `compute_s` and `axes`")
     try:
         return Profile.model_validate(data)
     except ValidationError as error:
-        lines = [f"{file}:{_place(data, e['loc'])}: {_path(e['loc'])}: {e['msg']}" for e in error.errors()]
+        lines = [
+            f"{file}:{_place(data, e['loc'])}: {_path(e['loc'])}: {e['msg'].removeprefix('Value error, ')}"
+            for e in error.errors()
+        ]
         rest = [f"and {len(lines) - _MAX_REPORTED} more"] if len(lines) > _MAX_REPORTED else []
         raise CommplanError("\n".join([*lines[:_MAX_REPORTED], *rest])) from error
 
@@ -189,7 +213,7 @@ def load_profile(path: str | Path) -> Profile:
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, loc)) or "the profile"
+    return ".".join(key if str(key).isprintable() else shown(str(key)) for key in map(str, loc)) or "the profile"
 
 
 def _place(data: Any, loc: tuple[int | str, ...]) -> str:

@@ -148,7 +148,7 @@ class Plan:
     hooks: tuple[Hook, ...]
     buffers: tuple[Buffer, ...]
 
-    @property
+    @cached_property
     def steps(self) -> tuple[Step, ...]:
         """Every step, hook after hook; a step's place here is its number."""
         return tuple(step for hook in self.hooks for step in hook.steps)

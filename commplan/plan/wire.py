@@ -25,10 +25,16 @@ def members_of(plan: Plan) -> Callable[[OpStep], list[Module]]:
 def wire_bytes(step: OpStep, members: Sequence[Module]) -> int:
     """Bytes of the whole tensor of a collective, or of a piece of it, on one rank; `members` are the modules in it."""
     if step.kind is Kind.ALL_GATHER:
-        return sum(_piece(m.gathered_bytes // m.shard_size, step.op) * m.shard_size for m in members)
+        return sum(_gathered_bytes(m, step.op) for m in members)
     itemsize_bytes = ITEMSIZE_BYTES[step.dtype or members[0].reduce_dtype]
     ranks = members[0].shard_size if step.kind is Kind.REDUCE_SCATTER else 1
     return sum(_piece(m.shard_numel, step.op) for m in members) * ranks * itemsize_bytes
+
+
+def _gathered_bytes(module: Module, op: OpId) -> int:
+    itemsize_bytes = ITEMSIZE_BYTES[module.gather_dtype]
+    numel = module.gathered_bytes // itemsize_bytes // module.shard_size
+    return _piece(numel, op) * itemsize_bytes * module.shard_size
 
 
 def _piece(whole: int, op: OpId) -> int:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
 
 from commplan.errors import Span
+from commplan.language.modules import Module
 from commplan.ops import Section
 from commplan.plan.model import Hook, OpStep, Plan, Step
+from commplan.plan.wire import members_of
 from commplan.sight.intervals import Interval
 from commplan.sight.report import BackwardReport
 
@@ -101,7 +103,7 @@ class Explainer:
 
     def module_of(self, run: Run) -> str:
         """The name of the module that an op belongs to, the first of several."""
-        return "" if self._plan is None or run.step is None else _module(self._plan, run.step.op.first)
+        return "" if run.step is None else self._members(run.step)[0].name or "(root)"
 
     def exposed_s(self, run: Run) -> float:
         """Seconds in which it ran while compute stood still."""
@@ -198,6 +200,11 @@ class Explainer:
     @property
     def _plan(self) -> Plan | None:
         return self._report.plan
+
+    @cached_property
+    def _members(self) -> Callable[[OpStep], list[Module]]:
+        assert self._plan is not None
+        return members_of(self._plan)
 
     @cached_property
     def _runs_of(self) -> Mapping[str, Sequence[Run]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
-_US_PER_S: Final = 1e6
+_US_DIGITS: Final = 3
 # An arrow belongs to the slice that is open at its time, and at its end a slice no longer is.
 _INSIDE_US: Final = 1e-3
 
@@ -38,7 +38,7 @@ class Process:
     Attributes:
         tracks: slices of each track, in the order in which tracks are shown; those of one track do not overlap.
         arrows: (track, place in it) of a slice -> that of one which had to wait for it.
-        counters: name -> values, each from its time on.
+        counters: name -> values in bytes, each from its time on.
     """
 
     name: str
@@ -78,22 +78,21 @@ def _events(pid: int, process: Process, arrow_ids: Iterator[int]) -> Iterator[Ev
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": track}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
         for one in process.tracks[track]:
-            begin_us = one.begin_s * _US_PER_S
-            yield {
-                "ph": "X",
-                "name": one.name,
-                "pid": pid,
-                "tid": tid,
-                "ts": begin_us,
-                "dur": one.end_s * _US_PER_S - begin_us,
-                "args": dict(one.details),
-            }
+            span = {"ts": _us(one.begin_s), "dur": round(_us(one.end_s) - _us(one.begin_s), _US_DIGITS)}
+            yield {"ph": "X", "name": one.name, "pid": pid, "tid": tid, **span, "args": dict(one.details)}
     for (track, place), (later_track, later_place) in process.arrows:
-        arrow = {"name": "waits for", "cat": "dependency", "id": next(arrow_ids), "pid": pid}
         earlier, later = process.tracks[track][place], process.tracks[later_track][later_place]
-        from_us = max(earlier.begin_s * _US_PER_S, earlier.end_s * _US_PER_S - _INSIDE_US)
-        yield {"ph": "s", "tid": thread_of[track], "ts": from_us, **arrow}
-        yield {"ph": "f", "bp": "e", "tid": thread_of[later_track], "ts": later.begin_s * _US_PER_S, **arrow}
+        if any(_us(one.begin_s) == _us(one.end_s) for one in (earlier, later)):
+            # A viewer would tie it to whatever else is open then.
+            continue
+        arrow = {"name": "waits for", "cat": "dependency", "id": next(arrow_ids), "pid": pid}
+        yield {"ph": "s", "tid": thread_of[track], "ts": round(_us(earlier.end_s) - _INSIDE_US, _US_DIGITS), **arrow}
+        yield {"ph": "f", "bp": "e", "tid": thread_of[later_track], "ts": _us(later.begin_s), **arrow}
     for name, values in process.counters.items():
         for since_s, value in values:
-            yield {"ph": "C", "name": name, "pid": pid, "ts": since_s * _US_PER_S, "args": {name: value}}
+            yield {"ph": "C", "name": name, "pid": pid, "ts": _us(since_s), "args": {"bytes": value}}
+
+
+def _us(seconds: float) -> float:
+    """Whole nanoseconds, so that what ends where another begins does so in the file too."""
+    return round(seconds * 1e6, _US_DIGITS)

@@ -3,11 +3,10 @@
 from commplan.simulate.costs import Costs, OpCost
 from commplan.simulate.drawing import draw
 from commplan.simulate.engine import DeadlockError, Ran, Simulated, Stood, simulate
-from commplan.simulate.predict import ONE_BACKWARD, Point, limits, memory, report
-from commplan.simulate.pricing import costs
+from commplan.simulate.predict import Point, limits, memory, report
+from commplan.simulate.pricing import compute_alone, costs
 
 __all__ = [
-    "ONE_BACKWARD",
     "Costs",
     "DeadlockError",
     "OpCost",
@@ -15,6 +14,7 @@ __all__ = [
     "Ran",
     "Simulated",
     "Stood",
+    "compute_alone",
     "costs",
     "draw",
     "limits",

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from commplan.errors import CommplanError
+from commplan.graph.timeline import orders
 from commplan.ops import COMPUTE_LANE, OpId, Section
 from commplan.plan.model import Hook, OpStep, Plan, Step, WaitStep
 from commplan.simulate.costs import Costs, OpCost
@@ -25,7 +26,7 @@ class Ran:
     """An op, or work of the compute lane, as it ran; seconds from the begin of backward.
 
     Attributes:
-        op: its name; "" for compute of a module, or for packing.
+        op: its name; None for compute of a module, and for packing.
         lane: where.
         issued_s: when compute had reached the place where it was issued.
         number: of the step in the plan; -1 for compute of a module.
@@ -218,7 +219,8 @@ class _Engine:
         state = self._state
         if active.work is not None:
             work = active.work
-            ran = Ran(COMPUTE_LANE, active.begin_s, state.now_s, active.begin_s, work.number, work.op, work.module)
+            issued_s = active.begin_s if work.op is None else self._reached_s[work.number]
+            ran = Ran(COMPUTE_LANE, active.begin_s, state.now_s, issued_s, work.number, work.op, work.module)
             (self._compute if work.op is None else self._ops).append(ran)
             if work.op is not None:
                 state.over.add(work.op)
@@ -276,7 +278,7 @@ def _items(plan: Plan, costs: Costs) -> Iterator[_Item]:
     """What the compute lane does, in order."""
     number = 0
     computed = 0
-    need_order = plan.modules.need_order
+    need_order = orders(plan.modules)[1]
     place = {module: at for at, module in enumerate(need_order)}
     for hook in plan.hooks:
         needed = _num_needed(hook, place)
@@ -291,7 +293,7 @@ def _items(plan: Plan, costs: Costs) -> Iterator[_Item]:
             yield _Mark(number, is_over=True)
             number += 1
     yield _Mark(number)
-    yield _Wait(tuple(step.op for step in plan.steps if isinstance(step, OpStep)), number)
+    yield _Wait(tuple({step.lane: step.op for step in plan.steps if isinstance(step, OpStep)}.values()), number)
     yield _Mark(number, is_over=True)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
-from commplan.ops import COMPUTE_LANE
-from commplan.plan.model import COMMUNICATION, Backwards, BufferKind
+from commplan.ops import COMPUTE_LANE, When
+from commplan.plan.buffers import buffers as make_buffers
+from commplan.plan.instants import bytes_by_step
+from commplan.plan.model import COMMUNICATION, Backwards, Buffer, BufferKind, OpStep, Plan
+from commplan.plan.order import step_order
 from commplan.sight.intervals import Interval
 from commplan.sight.report import BackwardReport
 from commplan.simulate.engine import Ran, Simulated
@@ -22,42 +24,52 @@ class Point:
     size_bytes: int
 
 
-ONE_BACKWARD: Final = tuple(kind for kind in COMMUNICATION if kind is not BufferKind.PARTIAL)
-"""What is there in a step of one backward, which finds no partial sums."""
-
-
 def report(simulated: Simulated) -> BackwardReport:
     """What the executor would report of this backward, the only one of its step; its clock begins with the backward."""
-    ran = [ran for ran in simulated.ops if ran.lane != COMPUTE_LANE]
+    steps = simulated.plan.steps
+    ran = [ran for ran in simulated.ops if isinstance(step := steps[ran.number], OpStep) and step.communicator]
+    peak_bytes = max((point.size_bytes for point in memory(simulated)), default=0)
     return BackwardReport(
         0.0,
         simulated.duration_s,
         [Interval(str(op.op), op.lane, op.begin_s, op.end_s, op.issued_s) for op in ran],
         [Interval(_why(simulated, stood.number), COMPUTE_LANE, stood.begin_s, stood.end_s) for stood in simulated.waits],
-        max((point.size_bytes for point in memory(simulated)), default=0),
-        simulated.plan.peak_bytes,
+        peak_bytes,
+        peak_bytes,
         plan=simulated.plan,
     )
 
 
-def memory(simulated: Simulated, kinds: Sequence[BufferKind] = ONE_BACKWARD) -> list[Point]:
-    """Bytes of buffers of `kinds` over time, in the last backward of a step. The most is what the plan declares for them.
+def memory(simulated: Simulated, kinds: Collection[BufferKind] = COMMUNICATION) -> list[Point]:
+    """Bytes of buffers of `kinds` over time, in a step of one backward. The most is what the plan declares for such a step.
 
     A buffer is there from when compute reaches the step that makes it until compute is over the one after which it is freed.
+    Gradients are gone before what they are packed into is made (`commplan.plan.instants`).
     """
     plan = simulated.plan
-    most = plan.bytes_by_step(*kinds, backwards=Backwards.LAST)
-    freed: dict[int, int] = defaultdict(int)
-    for buffer in plan.buffers:
-        if buffer.kind in kinds and buffer.backwards in (Backwards.EVERY, Backwards.LAST):
-            freed[buffer.freed] += buffer.size_bytes
-    points: list[Point] = []
-    for number, size_bytes in enumerate(most):
+    buffers = [buffer for buffer in _of_one_backward(plan) if buffer.kind in kinds]
+    change = [0] * (len(plan.steps) + 1)
+    for buffer in buffers:
+        change[buffer.born] += buffer.size_bytes
+        change[buffer.freed] -= buffer.size_bytes
+    points = [Point(0, 0)]
+    most = bytes_by_step(plan.steps, buffers)[: len(plan.steps)]
+    for number, (size_bytes, left_bytes) in enumerate(zip(most, accumulate(change), strict=False)):
         _add(points, simulated.reached_s[number], size_bytes)
-        if freed[number]:
-            _add(points, simulated.over_s[number], size_bytes - freed[number])
-    _add(points, simulated.duration_s, (points[-1].size_bytes if points else 0) - freed[len(most)])
+        _add(points, simulated.over_s[number], left_bytes)
+    _add(points, simulated.duration_s, 0)
     return points
+
+
+def _of_one_backward(plan: Plan) -> tuple[Buffer, ...]:
+    """The buffers of a step of one backward, in which nothing is left to a later one."""
+    if all(buffer.backwards is Backwards.EVERY for buffer in plan.buffers):
+        return plan.buffers
+    hooks = [
+        replace(hook, steps=tuple(replace(s, when=When.EVERY) if isinstance(s, OpStep) else s for s in hook.steps))
+        for hook in plan.hooks
+    ]
+    return make_buffers(hooks, plan.modules, step_order(hooks))
 
 
 def limits(simulated: Simulated) -> list[str]:

@@ -8,6 +8,7 @@ from commplan.errors import CommplanError
 from commplan.graph.timeline import orders
 from commplan.language.modules import Module
 from commplan.language.profiles import Host, Profile
+from commplan.language.source import did_you_mean, shown
 from commplan.ops import COMPUTE_LANE, TRAITS, Axis, Kind
 from commplan.plan.model import OpStep, Plan
 from commplan.plan.wire import wire_bytes
@@ -25,8 +26,8 @@ def costs(plan: Plan, profile: Profile) -> Costs:
     steps = [step for step in plan.steps if isinstance(step, OpStep)]
     gathered = {member for step in steps if step.kind is Kind.ALL_GATHER for member in step.op.members}
     ops = {step.op: _op_cost(step, need if step.kind is Kind.ALL_GATHER else completion, profile) for step in steps}
-    compute_s = [_compute_s(module, profile) for module in table]
-    for place, index in enumerate(plan.modules.need_order):
+    compute_s = list(compute_alone(plan, profile))
+    for place, index in enumerate(orders(plan.modules)[1]):
         compute_s[index] += _gather_s(table[index], profile, is_in_plan=place in gathered)
     return Costs(
         compute_s,
@@ -34,6 +35,23 @@ def costs(plan: Plan, profile: Profile) -> Costs:
         {name: link.demand for name, link in profile.links.items()},
         {name: link.slowdown for name, link in profile.links.items() if link.slowdown},
     )
+
+
+def compute_alone(plan: Plan, profile: Profile) -> tuple[float, ...]:
+    """Seconds of backward of each module, by its index in the table, without communication; 0 for those that no gradient
+    needs.
+
+    Raises:
+        CommplanError: the profile does not say, or names a module that is not there.
+    """
+    table = plan.modules.modules
+    names = {module.name for module in table}
+    for name in profile.compute_s.modules:
+        if name not in names:
+            hint = did_you_mean(name, names)
+            raise CommplanError(f"the profile {profile.name!r} has a module {shown(name)}, which the model has not: {hint}")
+    needed = set(orders(plan.modules)[1])
+    return tuple(_compute_s(module, profile) if index in needed else 0 for index, module in enumerate(table))
 
 
 def _op_cost(step: OpStep, modules: Sequence[Module], profile: Profile) -> OpCost:
@@ -44,6 +62,9 @@ def _op_cost(step: OpStep, modules: Sequence[Module], profile: Profile) -> OpCos
         return OpCost(latency_s=seconds) if step.lane == COMPUTE_LANE else OpCost(issue_s=host.issue_s, latency_s=seconds)
     axis = TRAITS[step.kind].axis if step.axis is None else step.axis
     assert axis is not None
+    if members[0].axes.get(axis, 1) == 1:
+        # Of one rank: nothing is sent.
+        return OpCost(host.issue_s + _pack_s(step, members, host))
     size_bytes = wire_bytes(step, members)
     latency_s, transfer_s = profile.transfer(axis, step.kind).seconds(size_bytes)
     return OpCost(host.issue_s + _pack_s(step, members, host), latency_s, transfer_s, profile.axes[axis].link)
@@ -73,7 +94,7 @@ def _compute_s(module: Module, profile: Profile) -> float:
 
 def _gather_s(module: Module, profile: Profile, *, is_in_plan: bool) -> float:
     """What compute does to have the module's parameters whole: it waits, where FSDP2 gathers them on a CPU, and copies."""
-    if Axis.SHARD not in module.axes or not module.resharded_after_forward:
+    if module.shard_size == 1 or not module.resharded_after_forward:
         return 0
     copy_s = _over(module.gathered_bytes, profile.host.unpack_bytes_per_s)
     if is_in_plan or profile.fsdp2_gathers == "prefetched":

@@ -12,7 +12,7 @@ from commplan.plan.model import BufferKind, OpStep
 from commplan.plan.wire import members_of, wire_bytes
 from commplan.sight.trace import IN_FLIGHT, MEMORY, Process, Slice, levels
 from commplan.simulate.engine import Ran, Simulated
-from commplan.simulate.predict import ONE_BACKWARD, limits, memory
+from commplan.simulate.predict import limits, memory
 
 PARAMETERS = "gathered parameters, bytes"
 
@@ -68,7 +68,7 @@ def _counters(simulated: Simulated, members: Callable[[OpStep], list[Module]]) -
         if isinstance(step := steps[ran.number], OpStep) and step.communicator
     ]
     found: dict[str, Sequence[tuple[float, float]]] = {
-        MEMORY: [(point.begin_s, point.size_bytes) for point in memory(simulated, ONE_BACKWARD)],
+        MEMORY: [(point.begin_s, point.size_bytes) for point in memory(simulated)],
         IN_FLIGHT: levels(moved),
     }
     if any(buffer.kind is BufferKind.PARAMETER for buffer in simulated.plan.buffers):

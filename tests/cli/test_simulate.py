@@ -88,6 +88,8 @@ def test_what_is_wrong(run: Run) -> None:
     bad = run("simulate", str(write("bad.yaml", BAD)), "--profile", profile, "--modules", "4")
     assert bad.code == 1
     assert FINDING.search(bad.text)
+    unread = run("simulate", "missing.yaml", "--profile", profile, "--modules", "4")
+    assert (unread.code, "missing.yaml" in unread.text) == (2, True)
     missing = run("simulate", "blocking", "--profile", "missing.yaml", "--modules", "4")
     assert (missing.code, "cannot read" in missing.text) == (2, True)
     wrong = run(
@@ -99,3 +101,12 @@ def test_what_is_wrong(run: Run) -> None:
     asked = run("simulate", "prefetch_overlap", "--profile", str(write("s.yaml", silent)), "--modules", "4")
     assert asked.code == 2
     assert "add axes.shard.all_gather" in asked.text
+
+
+def test_compute_alone_is_what_the_profile_says_whichever_schedule_comes_first(run: Run) -> None:
+    text = PROFILE.replace("compute_s", "fsdp2_gathers: blocking\nlinks: {b: {slowdown: 0.5}}\ncompute_s")
+    given = ("--profile", str(write("p.yaml", text)), "--modules", "4")
+    one = run("simulate", "blocking", "prefetch_overlap", *given)
+    other = run("simulate", "prefetch_overlap", "blocking", *given)
+    assert one.out == other.out
+    assert "compute alone 40000.0 ms" in one.out

@@ -56,8 +56,9 @@ def test_ranks_of_a_real_backward_go_into_one_trace(worlds: Worlds, tmp_path: Pa
         slices = [event for event in own if event["ph"] == "X"]
         expected = {f"{kind}_{n}" for kind in ("RS", "AR") for n in range(NUM_BLOCKS)}
         assert expected <= {event["name"] for event in slices}
-        assert max(event["args"][MEMORY] for event in own if event["ph"] == "C" and event["name"] == MEMORY) == peak_bytes
-        assert min(event["ts"] for event in slices) >= 0
+        assert max(event["args"]["bytes"] for event in own if event["ph"] == "C" and event["name"] == MEMORY) == peak_bytes
+        # The wall clock has some 0.2 us in a float.
+        assert min(event["ts"] for event in slices) > -1
         assert sum(event["ph"] == "s" for event in own) == NUM_BLOCKS
         by_track = defaultdict(list)
         for event in slices:
@@ -105,7 +106,7 @@ def test_ranks_are_laid_beside_each_other_by_their_wall_clocks() -> None:
         ("wait: end of root", 3, 4),
         ("compute", 7, 1),
     ]
-    moved = [e["args"][IN_FLIGHT] for e in events if e["ph"] == "C" and e["name"] == IN_FLIGHT and e["pid"] == 1]
+    moved = [e["args"]["bytes"] for e in events if e["ph"] == "C" and e["name"] == IN_FLIGHT and e["pid"] == 1]
     # 1024 x 1024 fp32 elements, of which a shard of two is half; then nothing.
     assert moved == [1024**2 * 4, 1024**2 * 2, 0]
 

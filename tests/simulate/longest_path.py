@@ -72,8 +72,13 @@ def ends(
 
 
 def needed(plan: Plan, hook: Hook) -> list[int]:
-    """The modules whose backward is over when a hook opens; its own opens only then."""
+    """The modules whose backward is over when a hook opens; its own opens only then. Behind the last module that is trained
+    there is no backward.
+    """
+    trained = [bool(module.trainable) for module in plan.modules.modules]
     order = list(plan.modules.need_order)
+    while order and not trained[order[-1]]:
+        order.pop()
     if hook.section is Section.ROOT:
         return order
     return order[: order.index(hook.module) + (hook.section is Section.POST_BACKWARD)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from commplan.language import library
 from commplan.language.modules import Module, ModuleTable, Parameter
 from commplan.ops import Axis, Kind, OpId
 from commplan.plan.model import COMMUNICATION, Backwards, BufferKind, OpStep, Plan
-from commplan.simulate import ONE_BACKWARD, Costs, OpCost, Simulated, memory, report, simulate
+from commplan.simulate import Costs, OpCost, Simulated, limits, memory, report, simulate
 from tests import mixtures
 from tests.simulate import longest_path
 
@@ -32,6 +33,7 @@ def run(schedule: str, num_modules: int = 4, **params: int) -> Simulated:
 
 
 HEAD = "version: 1\nname: mine\nsummary: One of mine.\npost_backward:\n"
+ROOT = "root:\n  - apply_n: {after: AR_n}\n"
 ALL_WAITED = HEAD + (
     "  - RS_n: {after: compute_n}\n  - wait: RS_n\n  - AR_n: {after: RS_n}\n  - wait: AR_n\nroot:\n  - apply_n: {after: AR_n}\n"
 )
@@ -66,8 +68,13 @@ def draw_costs(plan: Plan, seed: int) -> tuple[list[Fraction], dict[OpId, Fracti
 def table(draw: random.Random) -> ModuleTable:
     axes = draw.choice([{Axis.SHARD: 2, Axis.REPLICATE: 2}, {Axis.SHARD: 4}, {Axis.REPLICATE: 4}])
     count = draw.randint(1, 9)
+    frozen = {n for n in range(count) if draw.random() < 0.2} - {draw.randrange(count)}
     modules = tuple(
-        Module(name=f"m{n}", parameters=(Parameter(name="p", shape=(draw.choice([4, 6, 64]),)),), axes=axes)
+        Module(
+            name=f"m{n}",
+            parameters=(Parameter(name="p", shape=(draw.choice([4, 6, 64]),), requires_grad=n not in frozen),),
+            axes=axes,
+        )
         for n in range(count)
     )
     need = list(range(count))
@@ -76,9 +83,10 @@ def table(draw: random.Random) -> ModuleTable:
     return ModuleTable(modules=modules, need_order=tuple(need))
 
 
-def random_plan(seed: int) -> Plan:
+def random_plan(seed: int, *, accumulates: bool = True) -> Plan:
     modules = table(random.Random(seed))
-    return commplan.compile(mixtures.mixture(seed, [modules], ("fp32", "bf16")).text, modules)
+    text = mixtures.mixture(seed, [modules], ("fp32", "bf16")).text
+    return commplan.compile(text if accumulates else text.replace(", when: last_backward", ""), modules)
 
 
 @settings(deadline=None, max_examples=60)
@@ -93,19 +101,41 @@ def test_random_plans_end_with_their_longest_path(seed: int) -> None:
     assert simulated.duration_s == duration
 
 
-@settings(deadline=None, max_examples=40)
+def alive_bytes(simulated: Simulated, plan: Plan, at_s: Fraction) -> int:
+    """What is there at a moment at which nothing happens, buffer by buffer."""
+    reached, over = simulated.reached_s, simulated.over_s
+    return sum(b.size_bytes for b in plan.buffers if b.kind in COMMUNICATION and reached[b.born] <= at_s < over[b.freed])
+
+
+@settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**6))
-def test_the_peak_is_what_the_plan_declares(seed: int) -> None:
-    plan = random_plan(seed)
+def test_memory_holds_what_is_alive_and_its_most_is_what_the_plan_declares(seed: int) -> None:
+    plan = random_plan(seed, accumulates=False)
     compute, seconds = draw_costs(plan, seed)
     simulated = simulate(plan, Costs(compute, {op: OpCost(latency_s=s) for op, s in seconds.items()}))  # type: ignore[arg-type]
-    declared = plan.bytes_by_step(*ONE_BACKWARD, backwards=Backwards.LAST)
-    assert max(point.size_bytes for point in memory(simulated)) == max(declared)
-    accumulated = memory(simulated, COMMUNICATION)
-    assert max(point.size_bytes for point in accumulated) == max(plan.bytes_by_step(*COMMUNICATION, backwards=Backwards.LAST))
-    times = [point.begin_s for point in memory(simulated)]
-    assert times == sorted(times)
-    assert memory(simulated)[-1].size_bytes == 0
+    points = memory(simulated)
+    assert max(point.size_bytes for point in points) == plan.peak_bytes
+    assert [point.begin_s for point in points] == sorted(point.begin_s for point in points)
+    assert points[-1].size_bytes == 0
+    for now, then in pairwise(points):
+        if now.begin_s < then.begin_s:
+            inside = (Fraction(now.begin_s) + Fraction(then.begin_s)) / 2
+            assert now.size_bytes == alive_bytes(simulated, plan, inside)
+
+
+LATE = {"RS": ("RS", "AR"), "AR": ("AR",)}
+
+
+@pytest.mark.parametrize("skipped", LATE.values(), ids=LATE)
+def test_a_step_of_one_backward_leaves_nothing_to_later_ones(skipped: tuple[str, ...]) -> None:
+    before = {"RS": "compute", "AR": "RS"}
+    late = {kind: ", when: last_backward" if kind in skipped else "" for kind in before}
+    texts = [
+        HEAD + "".join(f"  - {kind}_n: {{after: {before[kind]}_n{when[kind]}}}\n" for kind in before) + ROOT
+        for when in (dict.fromkeys(before, ""), late)
+    ]
+    always, last = (memory(run(text, 6)) for text in texts)
+    assert always == last
 
 
 @pytest.mark.parametrize("schedule", library.names())
@@ -117,8 +147,7 @@ def test_every_moment_of_a_lane_and_of_compute_is_told_once(schedule: str) -> No
     assert told.compute_wait_s() + busy + applied == simulated.duration_s
     for lane in told.lanes:
         assert told.hidden_s(lane) + told.exposed_s(lane) + told.idle_s(lane) == pytest.approx(simulated.duration_s)
-    assert told.peak_bytes == max(simulated.plan.bytes_by_step(*ONE_BACKWARD, backwards=Backwards.LAST))
-    if not simulated.plan.partial_sum_bytes:
+    if all(buffer.backwards is Backwards.EVERY for buffer in simulated.plan.buffers):
         assert told.peak_bytes == told.declared_peak_bytes == simulated.plan.peak_bytes
 
 
@@ -126,3 +155,34 @@ def test_gathered_parameters_have_a_curve_of_their_own() -> None:
     simulated = run("prefetch_overlap")
     points = memory(simulated, [BufferKind.PARAMETER])
     assert max(point.size_bytes for point in points) == simulated.plan.peak_bytes_of(BufferKind.PARAMETER)
+
+
+def test_modules_that_no_gradient_needs_cost_nothing_and_hide_nothing() -> None:
+    axes = {Axis.SHARD: 2, Axis.REPLICATE: 2}
+    modules = tuple(
+        Module(name=f"m{n}", parameters=(Parameter(name="p", shape=(4,), requires_grad=n < 3),), axes=axes) for n in range(4)
+    )
+    plan = commplan.compile("overlapped_allreduce", ModuleTable(modules=modules))
+    ops = {step.op: OpCost(latency_s=BY_KIND[step.kind]) for step in ops_of(plan)}
+    assert simulate(plan, Costs([10] * 4, ops)).duration_s == 42
+
+
+def told_of(simulated: Simulated, op: str) -> tuple[float, str]:
+    """When an op was issued, and what it could not begin before."""
+    of = zip(simulated.ops, limits(simulated), strict=True)
+    return next((ran.issued_s, limit) for ran, limit in of if str(ran.op) == op)
+
+
+def test_what_an_op_could_not_begin_before() -> None:
+    simulated = run("overlapped_allreduce", 2)
+    assert told_of(simulated, "RS_0") == (10, "it was issued")
+    assert told_of(simulated, "AR_0") == (10, "RS_0, which it waits for")
+    assert told_of(simulated, "AR_1") == (20, "RS_1, which it waits for")
+    assert told_of(simulated, "apply_0")[0] == 24
+    assert told_of(simulated, "apply_1") == (24, "AR_1, which it waits for")
+
+
+def test_an_apply_on_a_lane_is_no_collective() -> None:
+    lines = "  - RS_n: {after: compute_n}\n  - AR_n: {after: RS_n}\nroot:\n  - apply_n: {after: AR_n, lane: mine}\n"
+    simulated = run(HEAD.replace("post_backward", "lanes: {mine: {}}\npost_backward") + lines, 3)
+    assert report(simulated).lanes == ("shard", "replicate")

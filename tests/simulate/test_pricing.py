@@ -105,6 +105,30 @@ def test_measured_points_are_joined_by_straight_lines() -> None:
     assert {transfer.seconds(size)[0] for size in (0, 8, 64)} == {2}
 
 
+def test_the_first_line_goes_on_to_nothing_and_what_is_left_there_is_latency() -> None:
+    points = [[16, 10], [32, 18]]
+    of = profile(axes={"replicate": {"link": "b", "all_reduce": {"points": points}}, "shard": {"link": "a"}})
+    assert of.transfer(Axis.REPLICATE, Kind.ALL_REDUCE).seconds(8) == (2, 4)
+    known = profile(axes={"replicate": {"link": "b", "all_reduce": {"points": points, "latency_s": 0}}, "shard": {"link": "a"}})
+    assert known.transfer(Axis.REPLICATE, Kind.ALL_REDUCE).seconds(8) == (0, 6)
+
+
+def test_over_one_rank_nothing_is_sent() -> None:
+    modules = ModuleTable(
+        modules=tuple(
+            Module(name=f"m{n}", parameters=(Parameter(name="p", shape=(8,)),), axes={Axis.SHARD: 1, Axis.REPLICATE: 1})
+            for n in range(2)
+        )
+    )
+    plan = commplan.compile("blocking", modules)
+    assert simulate(plan, costs(plan, profile(fsdp2_gathers="blocking"))).duration_s == 0
+
+
+def test_a_module_that_is_not_there_is_told() -> None:
+    with pytest.raises(CommplanError, match=r"has a module 'm7', which the model has not: .*m1"):
+        costs(commplan.compile("blocking", table(16, 16)), profile(compute_s={"default": 1, "modules": {"m7": 7}}))
+
+
 @pytest.mark.parametrize(("how", "gather_s"), [("blocking", 64), ("prefetched", 0)])
 def test_parameters_that_fsdp2_gathers_hold_compute_on_a_cpu(how: str, gather_s: float) -> None:
     plan = commplan.compile("overlapped_allreduce", table(16, 16))

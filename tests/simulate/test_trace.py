@@ -11,7 +11,7 @@ import pytest
 import commplan
 from commplan.language import library
 from commplan.ops import Kind
-from commplan.plan.model import OpStep
+from commplan.plan.model import Backwards, OpStep
 from commplan.sight.trace import IN_FLIGHT, MEMORY, trace
 from commplan.simulate import Costs, OpCost, Simulated, simulate
 from commplan.simulate.tracing import process
@@ -73,10 +73,10 @@ def test_counters_end_at_nothing_and_memory_reaches_its_peak(schedule: str) -> N
     counted = defaultdict(list)
     for event in events(simulated):
         if event["ph"] == "C":
-            counted[event["name"]].append(event["args"][event["name"]])
+            counted[event["name"]].append(event["args"]["bytes"])
     assert counted[MEMORY][-1] == counted[IN_FLIGHT][-1] == 0
     assert min(counted[IN_FLIGHT]) == 0
-    if not simulated.plan.partial_sum_bytes:
+    if all(buffer.backwards is Backwards.EVERY for buffer in simulated.plan.buffers):
         assert max(counted[MEMORY]) == simulated.plan.peak_bytes
 
 
@@ -92,3 +92,10 @@ def test_tracks_are_lanes_and_processes_are_named() -> None:
 def test_where_compute_stands_still_it_says_for_what() -> None:
     waits = [e["name"] for track in slices(events(run("blocking", 2))).values() for e in track if e["name"].startswith("wait")]
     assert waits == ["wait: RS_0", "wait: AR_0", "wait: RS_1", "wait: AR_1"]
+
+
+def test_no_arrow_ends_at_an_op_that_takes_no_time() -> None:
+    plan = commplan.compile("overlapped_allreduce", 3)
+    ops = {step.op: OpCost(latency_s=step.kind is not Kind.APPLY) for step in plan.steps if isinstance(step, OpStep)}
+    found = trace([process(simulate(plan, Costs([1] * 3, ops)))])["traceEvents"]
+    assert sum(event["ph"] == "f" for event in found) == 3
