@@ -151,7 +151,7 @@ class _Job:
 def _read(schedules: Sequence[str], profile_path: str, modules: str, settings: Sequence[str]) -> _Job:
     inputs.require_one_stdin(schedules)
     module_table = compiler.module_table(inputs.read_modules(modules))
-    profile = _read_profile(profile_path)
+    profile = read_profile(profile_path)
     chosen = inputs.read_settings(settings)
     read = [inputs.read_schedule(name) for name in dict.fromkeys(schedules)]
     specs = [spec for _, spec in read if spec is not None]
@@ -175,7 +175,12 @@ def _read(schedules: Sequence[str], profile_path: str, modules: str, settings: S
     return _Job(simulated, profile, module_table)
 
 
-def _read_profile(path: str) -> Profile:
+def read_profile(path: str) -> Profile:
+    """`--profile`.
+
+    Raises:
+        typer.BadParameter: it can't be read, or is no profile.
+    """
     try:
         return load_profile(path)
     except CommplanError as error:

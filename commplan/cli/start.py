@@ -70,6 +70,35 @@ def new(
     Exit codes: 0 written; 1 the schedule to copy has errors (they go to standard error); 2 wrong usage, an unreadable file,
     or NAME.yaml exists.
     """
+    name = checked_name(name)
+    text = STARTER.format(name=name) if source is None else _copy(source, name)
+    if Path(SCHEMA_FILE).is_file() and MODELINE not in text:
+        text = MODELINE + text
+    path = written(name, text)
+    typer.echo(f"wrote {path}; next: commplan check {path}")
+
+
+def written(name: str, text: str) -> Path:
+    """The new file NAME.yaml, which holds `text`.
+
+    Raises:
+        typer.BadParameter: there is one; it was left as it is.
+    """
+    path = Path(f"{name}.yaml")
+    try:
+        with path.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise typer.BadParameter(f"{path} exists already; it was left as it is") from error
+    return path
+
+
+def checked_name(name: str) -> str:
+    """The name of a new schedule, without `.yaml`.
+
+    Raises:
+        typer.BadParameter: no schedule may have it.
+    """
     name = name.removesuffix(".yaml")
     if not _NAME.fullmatch(name):
         raise typer.BadParameter(f"a name has letters, digits, - and _, a letter first, not {shown(name)}")
@@ -77,16 +106,7 @@ def new(
         raise typer.BadParameter(f"{name} is no text in YAML; choose another name")
     if name in library.names():
         raise typer.BadParameter(f"the library has a schedule {name}; choose another name, and `--from {name}` to copy it")
-    text = STARTER.format(name=name) if source is None else _copy(source, name)
-    if Path(SCHEMA_FILE).is_file() and MODELINE not in text:
-        text = MODELINE + text
-    path = Path(f"{name}.yaml")
-    try:
-        with path.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise typer.BadParameter(f"{path} exists already; it was left as it is") from error
-    typer.echo(f"wrote {path}; next: commplan check {path}")
+    return name
 
 
 def _copy(source: str, name: str) -> str:

@@ -1,0 +1,191 @@
+"""Looks for the schedule that the simulator finds fastest, under a cap on memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from commplan import compiler
+from commplan.errors import CommplanError, ScheduleError
+from commplan.language import library
+from commplan.language.modules import ModuleTable
+from commplan.language.profiles import Profile
+from commplan.plan import Plan
+from commplan.plan.model import OpStep
+from commplan.simulate import Simulated, costs, simulate
+from commplan.tune.candidates import CHOICES, ROOT, Candidate
+
+NEARLY = 1e-3
+"""Times nearer than this part are alike: then less memory wins, and then the plainer schedule."""
+
+STARTS = (
+    Candidate(),
+    Candidate(gather=1),
+    Candidate(all_reduce=1, apply=3, gather=1),
+    Candidate(apply=3, apply_first=True, gather=1),
+    Candidate(rs_fuse=2, ar_fuse=2, gather=1),
+    Candidate(rs_chunks=2, ar_chunks=2, gather=1),
+    Candidate(all_reduce=ROOT),
+)
+"""Where the search begins, one after the other."""
+
+Tell = Callable[[int, float], None]
+"""Told after each climb: how many schedules were tried, and seconds of the best."""
+
+
+class NothingFitsError(CommplanError):
+    """No schedule that was tried keeps the cap."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is looked for.
+
+    Attributes:
+        memory_cap_bytes: the most communication memory of one rank; None: whatever it takes.
+        bit_equal: only schedules whose sums are rounded as FSDP2 rounds them.
+    """
+
+    table: ModuleTable
+    profile: Profile
+    memory_cap_bytes: int | None = None
+    bit_equal: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    """A schedule that keeps the cap, and how it would run."""
+
+    text: str
+    simulated: Simulated
+    candidate: Candidate | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of a backward."""
+        return self.simulated.duration_s
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of communication memory."""
+        return self.simulated.plan.peak_bytes
+
+
+@dataclass
+class Search:
+    """One search. Everything that was tried is remembered, and nothing is drawn at random.
+
+    Attributes:
+        num_tried: schedules that were simulated.
+    """
+
+    goal: Goal
+    name: str = "tuned"
+    num_tried: int = 0
+    _known: dict[Candidate, Found | None] = field(default_factory=dict)
+    _ranking: list[Found] | None = None
+
+    def best(self, tell: Tell = lambda tried, seconds: None) -> Found:
+        """The best of the library and of what a climb from each start finds.
+
+        Raises:
+            NothingFitsError: nothing keeps the cap.
+            CommplanError: the profile does not say what something costs.
+        """
+        best: Found | None = None
+        for found in self.library_ranking():
+            if best is None or _is_better(found, best):
+                best = found
+        for start in STARTS:
+            climbed = self._climb(start)
+            if climbed is not None and (best is None or _is_better(climbed, best)):
+                best = climbed
+            if best is not None:
+                tell(self.num_tried, best.seconds)
+        if best is None:
+            cap_bytes = self.goal.memory_cap_bytes
+            raise NothingFitsError(f"no schedule keeps a cap of {cap_bytes} bytes: `commplan plan` tells what a module needs")
+        return best
+
+    def library_ranking(self) -> list[Found]:
+        """The schedules of the library that keep the cap and are as exact as asked for, the fastest first."""
+        if self._ranking is None:
+            texts = [library.find(name).read_text(encoding="utf-8") for name in library.names()]
+            found = [one for one in map(self._try, texts) if one is not None and self._may_use(one.simulated.plan)]
+            self._ranking = sorted(found, key=lambda one: (one.seconds, one.peak_bytes))
+        return list(self._ranking)
+
+    def try_candidate(self, candidate: Candidate) -> Found | None:
+        """How a candidate would run; None if it is no right schedule, or does not keep the cap."""
+        if candidate not in self._known:
+            is_allowed = candidate.is_bit_equal or not self.goal.bit_equal
+            found = self._try(candidate.text(self.name, "A candidate.")) if is_allowed and _is_sound(candidate) else None
+            self._known[candidate] = None if found is None else Found(found.text, found.simulated, candidate)
+        return self._known[candidate]
+
+    def _climb(self, start: Candidate) -> Found | None:
+        """From one candidate to the best of its neighbours, as long as that is better."""
+        best = self.try_candidate(start)
+        at = start
+        while True:
+            better = self._best_of(at.neighbours(), best)
+            if better is None or better.candidate is None:
+                return best
+            best, at = better, better.candidate
+
+    def _best_of(self, candidates: Iterable[Candidate], than: Found | None) -> Found | None:
+        """The best of those that are better than what is known; None if none is."""
+        best = than
+        for found in self._all(candidates):
+            if best is None or _is_better(found, best):
+                best = found
+        return None if best is than else best
+
+    def _all(self, candidates: Iterable[Candidate]) -> Iterator[Found]:
+        for candidate in candidates:
+            if (found := self.try_candidate(candidate)) is not None:
+                yield found
+
+    def _try(self, text: str) -> Found | None:
+        try:
+            plan = compiler.compile(text, self.goal.table)
+        except ScheduleError:
+            return None
+        cap_bytes = self.goal.memory_cap_bytes
+        if cap_bytes is not None and plan.peak_bytes > cap_bytes:
+            return None
+        self.num_tried += 1
+        return Found(text, simulate(plan, costs(plan, self.goal.profile)))
+
+    def _may_use(self, plan: Plan) -> bool:
+        """Whether a schedule of the library is as exact as asked for. Which dtype is sent is never for a search to say."""
+        steps = [step for step in plan.steps if isinstance(step, OpStep)]
+        is_bit_equal = all(step.op.pieces == 1 and step.op.first == step.op.last for step in steps)
+        return all(step.dtype is None for step in steps) and (is_bit_equal or not self.goal.bit_equal)
+
+
+def _is_sound(candidate: Candidate) -> bool:
+    """Leaves out what can't be right, or is another one in other words."""
+    reduced_at = candidate.all_reduce
+    if reduced_at != ROOT and reduced_at < candidate.reduce_scatter:
+        return False
+    if candidate.apply != ROOT and (reduced_at == ROOT or candidate.apply < reduced_at):
+        return False
+    if candidate.apply == ROOT and candidate.apply_first:
+        return False
+    if candidate.tail and candidate.rs_fuse == candidate.ar_fuse == 1:
+        return False
+    return not (candidate.gather_alone and not candidate.gather)
+
+
+def _is_better(one: Found, other: Found) -> bool:
+    if abs(one.seconds - other.seconds) > NEARLY * min(one.seconds, other.seconds):
+        return one.seconds < other.seconds
+    return (one.peak_bytes, _oddity(one)) < (other.peak_bytes, _oddity(other))
+
+
+def _oddity(found: Found) -> int:
+    """How far a schedule is from the plainest; those of the library are plain."""
+    if found.candidate is None:
+        return 0
+    return 1 + sum(CHOICES[name].index(getattr(found.candidate, name)) for name in CHOICES)

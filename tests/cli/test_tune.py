@@ -1,0 +1,34 @@
+"""`commplan tune`: a file that checks, the table, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.running import Run, write
+from tests.cli.test_simulate import PROFILE
+
+
+def test_it_writes_a_schedule_that_checks_and_is_as_fast_as_told(run: Run) -> None:
+    profile = str(write("p.yaml", PROFILE.replace("compute_s", "fsdp2_gathers: blocking\ncompute_s")))
+    result = run("tune", "mine", "--profile", profile, "--modules", "6")
+    assert result.code == 0
+    assert "tried" in result.err
+    row = next(line.split() for line in result.out.splitlines() if line.startswith("mine "))
+    assert "wrote mine.yaml" in result.out
+    assert run("check", "mine.yaml").code == 0
+    told = run("simulate", "mine.yaml", "prefetch_overlap", "--profile", profile, "--modules", "6").out
+    assert f"mine {row[1]}" in " ".join(told.split())
+    assert "Found by `commplan tune` for 6 modules" in Path("mine.yaml").read_text()
+
+
+def test_no_file_is_overwritten_and_a_cap_that_nothing_keeps_writes_none(run: Run) -> None:
+    profile = str(write("p.yaml", PROFILE))
+    Path("mine.yaml").write_text("mine")
+    taken = run("tune", "mine", "--profile", profile, "--modules", "4")
+    assert (taken.code, Path("mine.yaml").read_text()) == (2, "mine")
+    assert "exists already" in taken.text
+    tight = run("tune", "tight", "--profile", profile, "--modules", "4", "--memory-cap", "1KB")
+    assert tight.code == 1
+    assert "no schedule keeps a cap of 1000 bytes" in tight.text
+    assert not Path("tight.yaml").exists()
+    assert run("tune", "blocking", "--profile", profile, "--modules", "4").code == 2
