@@ -55,6 +55,21 @@ def test_the_shown_predictions_are_what_the_shown_profile_gives(tmp_path: Path, 
         assert capsys.readouterr().out == shown
 
 
+def test_the_shown_schedule_is_what_tuning_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (profile,) = blocks(REPOSITORY / "docs" / "simulate.md")
+    (shown,) = blocks(REPOSITORY / "docs" / "tune.md")
+    monkeypatch.chdir(tmp_path)
+    Path("two_hosts.yaml").write_text(profile, encoding="utf-8")
+    with pytest.raises(SystemExit):
+        cli.main(["tune", "mine", "--profile", "two_hosts.yaml", "--modules", "12"])
+    assert Path("mine.yaml").read_text(encoding="utf-8") == shown
+    document = (REPOSITORY / "docs" / "tune.md").read_text(encoding="utf-8")
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.endswith("MiB")]
+    assert all(row in document for row in rows[:3])
+
+
 def test_the_shown_module_table_is_one_and_names_every_key() -> None:
     (text,) = re.findall(
         r"^```json\n(.*?)^```$", (REPOSITORY / "docs" / "language.md").read_text(encoding="utf-8"), re.M | re.S

@@ -35,7 +35,7 @@ def goal(num_modules: int, of: Profile, cap_bytes: int | None = None, *, bit_equ
     return Goal(ModuleTable.uniform(num_modules), of, cap_bytes, bit_equal)
 
 
-RATIOS = [(1, 0.3, 0.9, 0.2), (1, 0.2, 0.3, 0.2), (1, 1.5, 1.5, 1), (1, 0.1, 4, 0.1)]
+RATIOS = [(1, 0.3, 0.9, 0.2), (1, 0.2, 0.3, 0.2), (1, 1.5, 1.5, 1)]
 
 
 def every_one(num_modules: int) -> Iterator[Candidate]:
@@ -55,7 +55,7 @@ def test_as_good_as_brute_force(ratios: tuple[float, float, float, float]) -> No
     assert best.seconds <= min(tried) * 1.02
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 @given(st.tuples(*[st.floats(0.01, 4)] * 4), st.integers(1, 6), st.sampled_from([None, 6, 8, 12]), st.booleans())
 def test_never_worse_than_the_library_within_the_cap_and_right(
     ratios: tuple[float, float, float, float], num_modules: int, cap_mib: int | None, bit_equal: bool

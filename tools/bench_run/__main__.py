@@ -12,7 +12,7 @@ from typing import Any
 
 from demo_run.launch import WorkerError
 
-from bench_run import compiling, host, scale, truth, truth_figures, twohost, twohost_figures
+from bench_run import compiling, host, scale, truth, truth_figures, tuner, twohost, twohost_figures
 from bench_run.refusal import RefusedError
 from commplan.language import library
 
@@ -143,6 +143,13 @@ BENCHES = {
         truth.measure,
         truth_figures.shown,
         truth_figures.problems,
+    ),
+    "tuner": Bench(
+        "what `commplan tune` finds, against brute force and the library; as root, on two hosts with a slow link too",
+        tuner.add_options,
+        tuner.measure,
+        tuner.shown,
+        tuner.problems,
     ),
     "host": Bench(
         "what the host pays in backward: microseconds a module, stock FSDP2 against a schedule, on a fake process group",
