@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,7 +62,10 @@ def every_one(num_modules: int) -> Iterator[Candidate]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Ratios, times and, where namespaces can be made, what two hosts measure."""
-    rows = [_row(num_modules, profile(*ratio)) for num_modules in MODULES for ratio in RATIOS]
+    with ProcessPoolExecutor() as pool:
+        # The longest first.
+        waiting = [pool.submit(_row, count, profile(*ratio)) for count in reversed(MODULES) for ratio in RATIOS]
+        rows = [one.result() for one in reversed(waiting)]
     begin_s = time.perf_counter()
     many = Search(Goal(ModuleTable.uniform(MANY_MODULES), profile(*RATIOS[1])))
     many.best()
