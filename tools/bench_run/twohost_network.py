@@ -101,12 +101,15 @@ def two_hosts(rate_mbit: float) -> Iterator[tuple[Host, Host]]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP end the program as an exception does, so that it leaves nothing behind."""
+    """Inside, SIGTERM, SIGHUP and Ctrl-C end the program as an exception does, so that it leaves nothing behind; Ctrl-C too
+    where a shell lets what it starts in the background ignore it.
+    """
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
