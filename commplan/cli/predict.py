@@ -18,7 +18,7 @@ from commplan.cli.render import FileReport
 from commplan.errors import CommplanError, ScheduleError
 from commplan.language.modules import ModuleTable
 from commplan.language.profiles import Profile, load_profile
-from commplan.language.source import decode, read_bytes
+from commplan.language.source import load_text
 from commplan.plan import Plan
 from commplan.sight.figures import describe_backward, table
 from commplan.sight.measured import processes
@@ -124,13 +124,7 @@ def trace_command(
 
 def _read_run(path: str) -> Run:
     try:
-        data = read_bytes(Path(path), MAX_RUN_BYTES)
-        if len(data) > MAX_RUN_BYTES:
-            raise CommplanError(f"{path}: larger than {MAX_RUN_BYTES >> 20} MiB, so hardly a run")
-        text, unreadable = decode(data, path)
-        if unreadable is not None:
-            raise CommplanError(f"{path}: {unreadable.message}")
-        return Run.from_json(text, path)
+        return Run.from_json(load_text(path, MAX_RUN_BYTES, "a run"), path)
     except CommplanError as error:
         raise typer.BadParameter(str(error), param_hint="INPUT") from error
 

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from commplan.errors import CommplanError
-from commplan.language.source import decode, did_you_mean, read_bytes, shown
+from commplan.language.source import did_you_mean, load_text, shown
 from commplan.ops import Axis, Kind
 
 MAX_PROFILE_BYTES: Final = 4 * 1024 * 1024
@@ -203,13 +203,7 @@ def load_profile(path: str | Path) -> Profile:
     Raises:
         CommplanError: if the file cannot be read or is no profile.
     """
-    data = read_bytes(Path(path), MAX_PROFILE_BYTES)
-    if len(data) > MAX_PROFILE_BYTES:
-        raise CommplanError(f"{path}: larger than {MAX_PROFILE_BYTES >> 20} MiB, so hardly a profile")
-    text, unreadable = decode(data, str(path))
-    if unreadable is not None:
-        raise CommplanError(f"{path}: {unreadable.message}; {unreadable.hint}")
-    return parse_profile(text.removeprefix("\ufeff"), str(path))
+    return parse_profile(load_text(path, MAX_PROFILE_BYTES, "a profile"), str(path))
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

@@ -98,6 +98,21 @@ def decode(data: bytes, file: str) -> tuple[str, Violation | None]:
         return "", Violation("CP002", f"the byte 0x{data[error.start]:02X} is not UTF-8", at, "save the file as UTF-8")
 
 
+def load_text(path: str | Path, limit_bytes: int, what: str) -> str:
+    """The text of a file that should hold `what` ("a profile"), without a byte order mark.
+
+    Raises:
+        CommplanError: it can't be read, is larger than `limit_bytes`, or is no UTF-8.
+    """
+    data = read_bytes(Path(path), limit_bytes)
+    if len(data) > limit_bytes:
+        raise CommplanError(f"{path}: larger than {limit_bytes >> 20} MiB, so hardly {what}")
+    text, unreadable = decode(data, str(path))
+    if unreadable is not None:
+        raise CommplanError(f"{path}: {unreadable.message}; {unreadable.hint}")
+    return text.removeprefix("\ufeff")
+
+
 def shown(text: str, length: int = 40) -> str:
     """`text` quoted for a message: escaped, and cut to about `length` characters."""
     return repr(text if len(text) <= length else text[: length - 3] + "...")

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from commplan.errors import CommplanError
 from commplan.language.modules import ModuleTable
-from commplan.language.source import decode, read_bytes, shown
+from commplan.language.source import load_text, shown
 
 MAX_TABLE_BYTES: Final = 64 * 1024 * 1024
 _MAX_REPORTED: Final = 20
@@ -47,13 +47,7 @@ def load_table(path: str | Path) -> ModuleTable:
     Raises:
         CommplanError: if the file cannot be read or is no module table.
     """
-    data = read_bytes(Path(path), MAX_TABLE_BYTES)
-    if len(data) > MAX_TABLE_BYTES:
-        raise CommplanError(f"{path}: larger than {MAX_TABLE_BYTES >> 20} MiB, so hardly a module table")
-    text, unreadable = decode(data, str(path))
-    if unreadable is not None:
-        raise CommplanError(f"{path}: {unreadable.message}; {unreadable.hint}")
-    return parse_table(text.removeprefix("\ufeff"), str(path))
+    return parse_table(load_text(path, MAX_TABLE_BYTES, "a module table"), str(path))
 
 
 def validate_table(data: Mapping[str, Any], file: str = "<dict>") -> ModuleTable:
