@@ -408,7 +408,7 @@ class Executor:
             self._num_backwards,
             self._program.plan,
             backward.ranks_of,
-            self._memory.history,
+            tuple(self._memory.history),
         )
         self._end_backward()
         if not self._store.partial_sums:

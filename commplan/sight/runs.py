@@ -79,7 +79,11 @@ class Run:
 
 
 def _read(data: Mapping[str, Any]) -> Run:
-    plan = data["plan"]
+    plan = None if data["plan"] is None else Plan.from_json(json.dumps(data["plan"]))
+    num_steps = 0 if plan is None else len(plan.steps)
+    for op, *_ in data["compute_waits"]:
+        if plan is not None and op and not 0 <= int(op) < num_steps:
+            raise ValueError(f"compute waits at step {op} of a plan of {num_steps}")
     report = BackwardReport(
         float(data["begin_s"]),
         float(data["end_s"]),
@@ -88,7 +92,7 @@ def _read(data: Mapping[str, Any]) -> Run:
         int(data["peak_bytes"]),
         int(data["declared_peak_bytes"]),
         int(data["backward"]),
-        None if plan is None else Plan.from_json(json.dumps(plan)),
+        plan,
         memory=[(float(at_s), int(size_bytes)) for at_s, size_bytes in data["memory"]],
     )
     return Run(int(data["rank"]), {str(k): int(v) for k, v in data["coordinates"].items()}, float(data["wall_s"]), report)

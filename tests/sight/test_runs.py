@@ -125,6 +125,13 @@ def test_what_is_no_run_is_told(told: str, text: str) -> None:
         Run.from_json(text, "r.json")
 
 
+def test_a_wait_at_no_step_of_the_plan_is_told() -> None:
+    data = json.loads(run_of(0, 1.0, 0.0).to_json())
+    data["compute_waits"][0][0] = "99"
+    with pytest.raises(CommplanError, match=r"r.json: not a whole run: compute waits at step 99"):
+        Run.from_json(json.dumps(data), "r.json")
+
+
 def test_runs_and_schedules_do_not_share_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.json"
     path.write_text(run_of(0, 1.0, 0.0).to_json())
