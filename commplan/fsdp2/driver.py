@@ -23,6 +23,7 @@ from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.announce import LastBackwardWatch
 from commplan.fsdp2.faults import GatherPatience, Interruptions, holds_parameters_of, refuse_alterations
 from commplan.fsdp2.groups import Group, Orders, root_modules
+from commplan.fsdp2.torch_unshard import Unshard
 from commplan.fsdp2.unit import FsdpUnit
 from commplan.plan.model import Plan
 
@@ -89,6 +90,7 @@ class Driver:
         self._handles: list[RemovableHandle] = []
         self._roots: list[private.State] = []
         self._gathers = faults.WatchedAllGathers()
+        self._unshards = [Unshard(g.raw, g.name, u.parameters) for g, u in zip(groups, units, strict=True)]
         self._facts = [private.param_facts(group.raw) for group in groups]
         # A thread that is in torch when Python ends would abort the process.
         self._at_exit = _weakly(executor.end_threads)
@@ -116,6 +118,7 @@ class Driver:
             self._replace(group.raw, "post_forward", partial(self._post_forward, index))
             self._replace(group.raw, "pre_backward", partial(self._pre_backward, index))
             self._replace(group.raw, "post_backward", partial(self._post_backward, index))
+            self._unshards[index].install(self._replacements)
         patience = GatherPatience(self.executor, self._timeout_s, self._fail)
         for group in self._groups:
             if group.raw.device.type == "cpu":
@@ -196,7 +199,7 @@ class Driver:
         self._enter()
         self._need(index)
         if not self.executor.gathers:
-            original(*args)
+            self._unshards[index].pre_backward(original, *args)
         elif not torch_parameters.begin_backward(self._groups[index].raw):
             # FSDP2's first argument asks for its own prefetch of what comes next.
             original(False, *args[1:])

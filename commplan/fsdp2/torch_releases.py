@@ -50,6 +50,7 @@ RELIED_ON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "FSDPParamGroup._prefetch_unshard",
             "FSDPParamGroup._all_gather_process_group",
             "FSDPCommContext.lazy_init",
+            "FSDPCommContext.get_all_gather_streams",
         ),
         f"{FSDP2}._fsdp_state": (
             "FSDPState.init",
@@ -87,6 +88,7 @@ RELIED_ON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         ),
         f"{FSDP2}._fsdp_collectives": (
             "DefaultAllGather.__call__",
+            "DefaultAllocMixin.allocate",
             "DefaultReduceScatter.__call__",
             "_get_gradient_divide_factors",
             "foreach_all_gather",
@@ -101,6 +103,7 @@ RELIED_ON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "FSDPMeshInfo.__post_init__",
             "_dynamo_disable",
             "_from_local_no_grad",
+            "compiled_autograd_enabled",
             "_get_dim0_padded_size",
             "is_bw",
         ),
@@ -130,7 +133,7 @@ RELEASES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "2.11": "770091d95e0d41f1",
         "2.12": "0941e8289e6a19ac",
-        "2.13": "0df39eb09a45f6b7",
+        "2.13": "6496c2b9283e9ed7",
         "2.14": "f21fb20c4a06e77f",
     }
 )
@@ -338,6 +341,12 @@ def end_recomputations(group: Any) -> None:
 def copies_lone_shards() -> bool:
     """Whether a shard axis of one rank is reduced by a copy (since 2.10), not by a collective."""
     return release() >= (2, 10)
+
+
+def compiles_backward() -> bool:
+    """Whether compiled autograd traces FSDP2's hooks, which it can up to 2.11."""
+    common = importlib.import_module(f"{FSDP2}._fsdp_common")
+    return hasattr(common, "compiled_autograd_enabled") and common.compiled_autograd_enabled()
 
 
 def guards_from_dynamo() -> tuple[object, ...]:

@@ -23,6 +23,7 @@ class FsdpUnit:
 
     Attributes:
         shard_size: ranks that share one copy of the parameters.
+        parameters: the group's, on their way through an all-gather.
     """
 
     def __init__(self, group: Group, own: OwnGroups) -> None:
@@ -33,7 +34,7 @@ class FsdpUnit:
         self._facts = private.param_facts(group.raw)
         self._shard, self._replicate = own.get(Axis.SHARD), own.get(Axis.REPLICATE)
         self.shard_size = 1 if self._shard is None else self._shard.size()
-        self._parameters = torch_parameters.Parameters(group.raw)
+        self.parameters = torch_parameters.Parameters(group.raw)
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._reductions: dict[tuple[object, ...], Reduction] = {}
         self._shard_numels = [torch_gradients.shard_numel(group.raw, p, self.shard_size) for p in range(len(self._facts))]
@@ -112,7 +113,7 @@ class FsdpUnit:
         """See `Unit`."""
         if self.shard_size == 1 or self._all_gather is None:
             return None
-        return self._parameters.shards_to_gather()
+        return self.parameters.shards_to_gather()
 
     def all_gather(self, out: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup) -> dist.Work | None:
         """See `Unit`."""
@@ -121,16 +122,16 @@ class FsdpUnit:
 
     def place_to_gather(self) -> torch.Tensor | None:
         """See `Unit`."""
-        return self._parameters.place_to_gather()
+        return self.parameters.place_to_gather()
 
     def leave_place(self) -> None:
         """See `Unit`."""
-        self._parameters.leave_place()
+        self.parameters.leave_place()
 
     def set_parameters(self, gathered: torch.Tensor) -> None:
         """See `Unit`."""
         assert self._shard is not None
-        self._parameters.set_whole(gathered, self._shard)
+        self.parameters.set_whole(gathered, self._shard)
 
     def gradient_dtype(self, layout: Layout) -> torch.dtype:
         """See `Unit`."""
