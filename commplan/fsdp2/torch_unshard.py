@@ -21,6 +21,10 @@ from commplan.fsdp2.torch_parameters import Parameters
 _REPLACED: Final = ("unshard", "wait_for_unshard", "_prefetch_unshard")
 
 
+class _Begun(collectives.AllGatherResult):
+    """What `Unshard` left with FSDP2, as FSDP2 would have."""
+
+
 class Unshard:
     """The unshard of one group.
 
@@ -34,7 +38,6 @@ class Unshard:
         self._name = name
         self._parameters = parameters
         self._is_installed = False
-        self._begun: collectives.AllGatherResult | None = None
 
     def install(self, replacements: private.Replacements) -> None:
         """Take the place of FSDP2's methods on the group; not where somebody did before."""
@@ -101,19 +104,17 @@ class Unshard:
             work = gather(output_tensor=buffer, input_tensor=own, group=process_group, async_op=async_op)
             event = stream.record_event()
         dtypes, numels_of = [[dtype]] * len(numels), [[of_one] for of_one in numels]
-        self._begun = group._all_gather_result = collectives.AllGatherResult(buffer, event, work, dtypes, numels_of, numels)
+        group._all_gather_result = _Begun(buffer, event, work, dtypes, numels_of, numels)
         return True
 
     def _wait_for_unshard(self, original: Callable[[], None]) -> None:
-        begun, self._begun = self._begun, None
-        is_ours = begun is not None and self._group._all_gather_result is begun
-        if not is_ours or self._group._training_state is not common.TrainingState.PRE_BACKWARD:
+        begun, state = self._group._all_gather_result, self._group._training_state
+        if isinstance(begun, _Begun) and state is common.TrainingState.PRE_BACKWARD:
+            self._finish(begun)
+        else:
             original()
-            return
-        assert begun is not None
-        self._finish(begun)
 
-    def _finish(self, begun: collectives.AllGatherResult) -> None:
+    def _finish(self, begun: _Begun) -> None:
         """Wait, and copy out."""
         group, module = self._group, self._group.device_handle
         module.current_stream().wait_event(begun.all_gather_event)
