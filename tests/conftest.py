@@ -17,11 +17,12 @@ settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where tests run in several processes: those that share worlds stay together, and those of one file."""
+    """Where tests run in several processes: those of one folder that share worlds stay together, and those of one file."""
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             of_worlds = "worlds" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("worlds" if of_worlds else str(item.path)))
+            together = f"worlds of {item.path.parent.name}" if of_worlds else str(item.path)
+            item.add_marker(pytest.mark.xdist_group(together))
 
 
 @pytest.fixture(scope="session")
