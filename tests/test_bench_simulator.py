@@ -37,7 +37,7 @@ def profile(setting: Setting) -> Profile:
                 },
                 "replicate": {"link": "network", "all_reduce": {"bytes_per_s": 1e6 * setting.rate_mbit / 400}},
             },
-            "host": {"issue_s": 0.002},
+            "host": {"issue_s": 0.002, "apply_s": 0.003},
             "fsdp2_gathers": "blocking",
         }
     )

@@ -80,8 +80,10 @@ def calibrated(traces: Mapping[str, Sequence[Trace]], module: Module, setting: S
     rs_s, ar_s = (_median_s(alone, kind) for kind in ("RS", "AR"))
     # Between two modules each rank issues an all-gather, a reduce-scatter and an all-reduce.
     issue_s = median(_gaps_s(gathering)) / 3
-    # There blocking has a reduce-scatter, an all-reduce, and the all-gather with which FSDP2 holds compute.
-    fsdp2_s = max(0.0, median(_gaps_s(alone)) - rs_s - ar_s - 2 * issue_s)
+    # In root the others are applied while the last all-reduce is under way.
+    apply_s = median((trace["end"] - max(end for _, _, end in trace["ops"].values())) / 1e3 for trace in gathering)
+    # There blocking has a reduce-scatter, an all-reduce, an apply, and the all-gather with which FSDP2 holds compute.
+    fsdp2_s = max(0.0, median(_gaps_s(alone)) - rs_s - ar_s - apply_s - 2 * issue_s)
     return Profile.model_validate(
         {
             "name": f"two hosts, {setting}",
@@ -96,7 +98,7 @@ def calibrated(traces: Mapping[str, Sequence[Trace]], module: Module, setting: S
                 },
                 Axis.REPLICATE: {"link": "network", "all_reduce": _speed(module.shard_bytes, ar_s)},
             },
-            "host": {"issue_s": issue_s},
+            "host": {"issue_s": issue_s, "apply_s": apply_s},
             "fsdp2_gathers": "blocking",
         }
     )
