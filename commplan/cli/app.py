@@ -11,7 +11,7 @@ from rich.text import Text
 
 import commplan
 from commplan import compiler
-from commplan.cli import EXIT_UNUSABLE, bench, compare, formats, inputs, predict, render, start, tuning
+from commplan.cli import EXIT_UNUSABLE, bench, compare, formats, inputs, predict, render, reporting, start, tuning
 from commplan.cli.formats import Format
 from commplan.cli.render import FileReport
 from commplan.errors import Rule, ScheduleError, Severity
@@ -133,7 +133,7 @@ def plan(
     raise typer.Exit(_exit_code([report], strict=False))
 
 
-for command in (compare.diff, predict.compare, tuning.tune, start.new, start.schema):
+for command in (compare.diff, predict.compare, reporting.report, tuning.tune, start.new, start.schema):
     app.command()(command)
 app.command("simulate")(predict.simulate_command)
 app.command("trace")(predict.trace_command)

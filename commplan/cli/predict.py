@@ -59,7 +59,7 @@ def simulate_command(
 
     Exit codes: 0 printed; 1 a schedule has errors, or deadlocks; 2 wrong usage or an unreadable file.
     """
-    job = _read(schedules, profile, modules, settings or [])
+    job = read_job(schedules, read_profile(profile), read_table(modules), settings or [])
     if output is Format.JSON:
         typer.echo(json.dumps([_as_data(one) for one in job.simulated], indent=2, allow_nan=False))
     elif len(job.simulated) == 1:
@@ -81,7 +81,7 @@ def compare(
 
     Exit codes: as those of `simulate`.
     """
-    job = _read(schedules, profile, modules, settings or [])
+    job = read_job(schedules, read_profile(profile), read_table(modules), settings or [])
     width = columns or min(shutil.get_terminal_size().columns, MAX_COLUMNS)
     typer.echo("\n".join([*_comparison(job), "", *draw(job.fastest_first, width)]))
 
@@ -109,11 +109,12 @@ def trace_command(
             "runs and schedules can't share a trace: one is measured, the other is not", param_hint="INPUT"
         )
     if runs:
-        shown = processes([_read_run(path) for path in runs])
+        shown = processes([read_run(path) for path in runs])
     elif profile is None or modules is None:
         raise typer.BadParameter("schedules are simulated, which needs --profile and --modules", param_hint="INPUT")
     else:
-        shown = [process(one) for one in _read(inputs_, profile, modules, settings or []).simulated]
+        job = read_job(inputs_, read_profile(profile), read_table(modules), settings or [])
+        shown = [process(one) for one in job.simulated]
     text = json.dumps(trace(shown))
     try:
         output.write_text(text, encoding="utf-8")
@@ -122,7 +123,12 @@ def trace_command(
     typer.echo(f"{output}: {len(shown)} backward(s), {len(text) / 1e6:.1f} MB", err=True)
 
 
-def _read_run(path: str) -> Run:
+def read_run(path: str) -> Run:
+    """A run that `attachment.save_run` wrote.
+
+    Raises:
+        typer.BadParameter: it can't be read, or is no run.
+    """
     try:
         return Run.from_json(load_text(path, MAX_RUN_BYTES, "a run"), path)
     except CommplanError as error:
@@ -130,7 +136,7 @@ def _read_run(path: str) -> Run:
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
     """What was asked for: schedules as they would run, under a profile, for modules."""
 
     simulated: Sequence[Simulated]
@@ -139,13 +145,18 @@ class _Job:
 
     @property
     def fastest_first(self) -> Sequence[Simulated]:
+        """By the time of a backward."""
         return sorted(self.simulated, key=lambda one: one.duration_s)
 
 
-def _read(schedules: Sequence[str], profile_path: str, modules: str, settings: Sequence[str]) -> _Job:
+def read_job(schedules: Sequence[str], profile: Profile, module_table: ModuleTable, settings: Sequence[str]) -> Job:
+    """Schedules, compiled for some modules and simulated.
+
+    Raises:
+        typer.BadParameter: a param is set that none of them has, or the profile does not say what something costs.
+        typer.Exit: a schedule has errors, can't be read, or deadlocks; they went to standard error.
+    """
     inputs.require_one_stdin(schedules)
-    module_table = compiler.module_table(inputs.read_modules(modules))
-    profile = read_profile(profile_path)
     chosen = inputs.read_settings(settings)
     read = [inputs.read_schedule(name) for name in dict.fromkeys(schedules)]
     specs = [spec for _, spec in read if spec is not None]
@@ -165,8 +176,13 @@ def _read(schedules: Sequence[str], profile_path: str, modules: str, settings: S
     if reports:
         render.console(stderr=True).print(render.report_text(reports), end="")
         raise typer.Exit(EXIT_UNUSABLE if any(found.problem for found in reports) else EXIT_ERRORS)
-    simulated = [_simulated(plan, profile) for plan in plans]
-    return _Job(simulated, profile, module_table)
+    simulated = [simulated_under(plan, profile) for plan in plans]
+    return Job(simulated, profile, module_table)
+
+
+def read_table(modules: str) -> ModuleTable:
+    """`--modules`; raises as `inputs.read_modules` does."""
+    return compiler.module_table(inputs.read_modules(modules))
 
 
 def read_profile(path: str) -> Profile:
@@ -181,7 +197,8 @@ def read_profile(path: str) -> Profile:
         raise typer.BadParameter(str(error), param_hint="--profile") from error
 
 
-def _simulated(plan: Plan, profile: Profile) -> Simulated:
+def simulated_under(plan: Plan, profile: Profile) -> Simulated:
+    """One backward of `plan`; raises as `read_job` does."""
     try:
         return simulate(plan, costs(plan, profile))
     except DeadlockError as error:
@@ -191,7 +208,7 @@ def _simulated(plan: Plan, profile: Profile) -> Simulated:
         raise typer.BadParameter(str(error), param_hint="--profile") from error
 
 
-def _comparison(job: _Job) -> Iterator[str]:
+def _comparison(job: Job) -> Iterator[str]:
     """A table, the fastest first."""
     alone_s = sum(compute_alone(job.simulated[0].plan, job.profile))
     lanes = list(dict.fromkeys(lane for one in job.simulated for lane in report(one).lanes))

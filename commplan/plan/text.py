@@ -18,15 +18,18 @@ _LEGEND: Final = "<- X: waits for X   (X): named in the schedule, and implied by
 
 def text(plan: Plan) -> str:
     """`plan` as text: a summary, a heading for each hook, and each step in the column of its lane with what it waits for."""
+    return "\n\n".join(blocks(plan)) + "\n"
+
+
+def blocks(plan: Plan) -> list[str]:
+    """The text of `plan` in parts: what stands above the hooks, and each hook."""
     lanes = [lane.name for lane in plan.lanes]
     widths = {lane: max(_MIN_COLUMN, len(lane), *(len(_what(s)) for s in plan.steps if lane_of(s) == lane)) for lane in lanes}
-    rows = [_INDENT + "  ".join(lane.ljust(widths[lane]) for lane in lanes)]
-    for hook in plan.hooks:
-        rows += ["", _heading(plan, hook)]
-        rows += [_row(step, lanes, widths) for step in hook.steps]
     params = "".join(f" {name}={value}" for name, value in plan.params)
-    head = [f"plan {plan.schedule}{params}", summary(plan), "", *_legend(plan)]
-    return "\n".join(row.rstrip() for row in head + rows) + "\n"
+    columns = _INDENT + "  ".join(lane.ljust(widths[lane]) for lane in lanes)
+    parts = [[f"plan {plan.schedule}{params}", summary(plan), "", *_legend(plan), columns]]
+    parts += ([_heading(plan, hook), *(_row(step, lanes, widths) for step in hook.steps)] for hook in plan.hooks)
+    return ["\n".join(row.rstrip() for row in part) for part in parts]
 
 
 def summary(plan: Plan) -> str:

@@ -25,6 +25,22 @@ MAX_OPS_TOLD = 3
 
 TAIL = "tail: nothing left to hide behind"
 
+ADVICE = (
+    ("compute waited for it", "a wait one module later"),
+    ("in the way of ", "another lane, or another order"),
+    (TAIL, "smaller last modules, or less behind the last hook"),
+    ("on its lane", "another lane"),
+    ("on its communicator", "`communicator: own` for its lane"),
+    ("which it comes after", "issue the earlier one sooner, or split it: it needs its data"),
+    ("peers arrived", "look at the rank that was last"),
+)
+"""What stands in a reason, and what to try then."""
+
+
+def advice(reason: str) -> str:
+    """What to try against one of the reasons of an exposed op; "" where it cost nothing."""
+    return next((text for words, text in ADVICE if words in reason), "")
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
