@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -23,8 +24,12 @@ from demo_run.data import Batches, library_folder, read_corpus
 from demo_run.launch import WorkerError, watch
 from demo_run.measure import Digest, StockProbe, largest_difference
 from demo_run.model import ByteTransformer
+from demo_run.page import CALIBRATION, profile_of, run_path, write_page
 from demo_run.report import merge, problems, write_summary
 from demo_run.settings import ALONE, STOCK, Settings
+
+from commplan.simulate import costs, simulate
+from tests.picture.given import run_like, simulated
 
 
 class TestText:
@@ -206,6 +211,38 @@ class TestReport:
         assert text.count(STOCK) == 2
         assert "0.0" in text
         assert ALONE in text
+
+
+class TestPage:
+    def leave(self, folder: Path, *schedules: str, times: float) -> Settings:
+        for name in schedules:
+            for rank in range(4):
+                run_path(folder, name, rank).write_text(run_like(simulated(name), rank, times).to_json())
+        return Settings(schedules=schedules)
+
+    def panels(self, path: Path) -> list[int]:
+        """Whether each was measured."""
+        (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', path.read_text())
+        return [panel["measured"] for panel in json.loads(text)["panels"]]
+
+    def test_what_ran_beside_what_is_predicted_from_collectives_that_ran_alone(self, tmp_path: Path) -> None:
+        settings = self.leave(tmp_path, CALIBRATION, "pipelined_allreduce", times=2.0)
+        assert write_page(tmp_path / "report.html", tmp_path, settings, alone_s=0.12)
+        assert self.panels(tmp_path / "report.html") == [0, 1, 1, 1, 1] * 2
+        runs = [run_like(simulated(CALIBRATION), rank, 2.0) for rank in range(4)]
+        profile = profile_of(runs, alone_s=0.12)
+        plan = runs[0].report.plan
+        assert plan is not None
+        backward_s = simulate(plan, costs(plan, profile)).duration_s
+        # But for issuing and applying, which the profile leaves out.
+        assert backward_s == pytest.approx(2 * (6 * (0.010 + 0.004 + 0.008)))
+
+    def test_without_compute_alone_or_what_is_calibrated_with_runs_are_shown_by_themselves(self, tmp_path: Path) -> None:
+        settings = self.leave(tmp_path, "pipelined_allreduce", times=2.0)
+        assert not write_page(tmp_path / "report.html", tmp_path, settings, alone_s=0.12)
+        assert self.panels(tmp_path / "report.html") == [1] * 4
+        settings = self.leave(tmp_path, CALIBRATION, times=2.0)
+        assert not write_page(tmp_path / "report.html", tmp_path, settings, alone_s=None)
 
 
 def test_settings_round_trip(tmp_path: Path) -> None:

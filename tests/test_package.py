@@ -55,8 +55,9 @@ except SystemExit as end:
         RUN.format(arguments=["explain"]),
         RUN.format(arguments=["diff", "blocking", "blocking", "--modules", "4"]),
         RUN.format(arguments=["schema"]),
+        "import commplan.picture",
     ],
-    ids=["import", "compile", "check", "plan", "list", "explain", "diff", "schema"],
+    ids=["import", "compile", "check", "plan", "list", "explain", "diff", "schema", "picture"],
 )
 def test_torch_is_not_loaded(code: str) -> None:
     loaded = modules_after(code)
@@ -99,6 +100,30 @@ def test_the_wheel_finds_its_schedules(wheel: Path, tmp_path: Path) -> None:
     (report,) = json.loads(done.stdout)["files"]
     assert Path(report["file"]) == wheel / "commplan" / "schedules" / "pipelined_allreduce.yaml"
     assert report["findings"] == []
+
+
+PAGE = """
+from commplan.picture import content, page
+from commplan.sight.report import BackwardReport
+from commplan.sight.runs import Run
+print(page(content([], [Run(0, {}, 0.0, BackwardReport(0.0, 1.0, [], [], 0, 0))])).html)
+"""
+
+
+def test_the_wheel_writes_the_page_that_the_checkout_does(wheel: Path, tmp_path: Path) -> None:
+    pages = [
+        subprocess.run(
+            [sys.executable, "-P", "-c", PAGE],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(root)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for root in (wheel, ROOT)
+    ]
+    assert pages[0] == pages[1]
+    assert pages[0].startswith("<!DOCTYPE html>")
 
 
 WITHOUT_TORCH = """

@@ -1,4 +1,4 @@
-"""The command line: `commplan list`, `check`, `plan`, `diff`, `explain`, `new`, `schema` and `bench`.
+"""The command line: `commplan list`, `check`, `plan`, `diff`, `simulate`, `report`, `explain` and others.
 
 Exit codes: 0 no errors, 1 errors found (`diff`: a difference; `bench`: not all was measured), 2 wrong usage, an unreadable
 file or a fault of commplan itself.

@@ -117,7 +117,8 @@ class Attachment:
         return describe_backward(last, dist.get_rank(), arrivals)
 
     def save_run(self, path: str | Path) -> None:
-        """Write this rank's last backward into a JSON file, for `commplan trace`; "{rank}" in its name is this rank.
+        """Write this rank's last backward into a JSON file, for `commplan trace` and `commplan report`; "{rank}" in its
+        name is this rank.
 
         Asks no other rank. On a device it waits until the last backward is over there.
 

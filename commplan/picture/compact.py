@@ -143,4 +143,4 @@ def _modules(bar: Bar) -> str:
 
 def _steps(values: Sequence[int]) -> list[int]:
     """Each less the one before."""
-    return [value - before for value, before in zip(values, [0, *values[:-1]], strict=True)]
+    return [value - before for value, before in zip(values, [0, *values][: len(values)], strict=True)]

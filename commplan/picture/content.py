@@ -127,7 +127,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Content:
-    """All of a report; sections are the fastest first."""
+    """All of a report; sections are the fastest first, as measured if all were."""
 
     sections: tuple[Section, ...]
     profile: Profile | None = None
@@ -179,7 +179,9 @@ def content(
         plan = of_plan[0][0].report.plan
         name = "a run without its plan" if plan is None else plan.schedule
         sections.append(Section(name, plan, None, _slowest_first(of_plan), notes=tuple(_other_plan(plan, plans))))
-    ordered = sorted(sections, key=lambda section: section.first.duration_s)
+    # What was measured counts, where everything was.
+    is_measured = all(section.measured for section in sections)
+    ordered = sorted(sections, key=lambda one: (one.measured[0] if is_measured else one.first).duration_s)
     made = Content(tuple(ordered), profile, memory_cap_bytes)
     if len(made.module_tables) > 1:
         note = "These schedules are for different models, so their times and bytes are not comparable with one another."

@@ -136,15 +136,24 @@ def advised(panel: Panel) -> list[tuple[str, str]]:
     return [(reason, what) for what, reason in found.items()]
 
 
-def plan_text(plan: Plan, max_hooks: int | None) -> str:
-    """The plan by hook; of more than `max_hooks` hooks the first ones and the last, with what is left out between them."""
+def plan_text(plan: Plan, max_parts: int | None) -> str:
+    """The plan by hook; of more than `max_parts` hooks, and of more than thrice as many lines of a hook, the first ones and the
+    last, and how many are left out between them.
+    """
     head, *hooks = blocks(plan)
-    if max_hooks is not None and len(hooks) > max_hooks:
-        first = max_hooks - max_hooks // 2
-        last = max_hooks // 2
-        gap = f"... {len(hooks) - max_hooks} hooks more: `commplan plan` prints all ..."
-        hooks = [*hooks[:first], gap, *hooks[len(hooks) - last :]]
+    if max_parts is not None:
+        lines = [_cut(hook.split("\n"), 3 * max_parts, "  ... {} lines more ...") for hook in hooks]
+        hooks = _cut(["\n".join(of) for of in lines], max_parts, "... {} hooks more: `commplan plan` prints all ...")
     return "\n\n".join([head, *hooks])
+
+
+def _cut(parts: list[str], most: int, gap: str) -> list[str]:
+    """At most so many of them, and one that says how many are missing."""
+    missing = len(parts) - most
+    if missing <= 0:
+        return parts
+    last = most // 2
+    return [*parts[: most - last], gap.format(missing), *parts[len(parts) - last :]]
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {

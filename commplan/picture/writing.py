@@ -17,7 +17,7 @@ from commplan.ops import Axis
 from commplan.picture.compact import compact
 from commplan.picture.content import Content, Section
 from commplan.picture.panels import OTHER, PACKING, Panel
-from commplan.picture.words import FILTERS, counted, ms
+from commplan.picture.words import FILTERS, counted, ms, plan_text
 from commplan.plan.text import size
 
 MAX_BYTES: Final = 1_000_000
@@ -203,8 +203,8 @@ def _runs(measured: Sequence[Panel]) -> str:
 def _left_out(content: Content, detail: Detail, num_panels: int) -> Iterator[str]:
     """What `detail` leaves out, for `content`, and where it is."""
     limit = f"To stay below {MAX_BYTES // 10**6} MB, "
-    if detail.hooks is not None and any(_num_hooks(section) > detail.hooks for section in content.sections):
-        yield f"{limit}plans are shown with their first and last hooks only: `commplan plan` prints them whole."
+    if detail.hooks is not None and any(_is_cut(section, detail.hooks) for section in content.sections):
+        yield f"{limit}plans are shown with their first and last hooks and lines only: `commplan plan` prints them whole."
     if detail.reasons is not None and any(
         len(panel.exposed) > detail.reasons for section in content.sections for panel in section.panels
     ):
@@ -219,5 +219,5 @@ def _left_out(content: Content, detail: Detail, num_panels: int) -> Iterator[str
         )
 
 
-def _num_hooks(section: Section) -> int:
-    return 0 if section.plan is None else len(section.plan.hooks)
+def _is_cut(section: Section, max_parts: int) -> bool:
+    return section.plan is not None and plan_text(section.plan, max_parts) != plan_text(section.plan, None)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from commplan.picture import writing
+from commplan import picture
 from tests.cli.running import BAD, FINDING, Run, write
 from tests.picture.given import PROFILE, run_like, simulated
 
@@ -91,7 +92,7 @@ def test_what_is_wrong(run: Run) -> None:
 
 def test_what_is_too_large_is_not_written(run: Run, monkeypatch: Any) -> None:
     path = saved("a.json", "blocking")
-    monkeypatch.setattr(writing.page, "__defaults__", ("commplan", 10_000))
+    monkeypatch.setattr(picture, "page", partial(picture.page, max_bytes=10_000))
     result = run("report", path)
     assert (result.code, "give fewer schedules or modules" in result.err) == (1, True)
     assert not Path("report.html").exists()

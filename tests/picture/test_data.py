@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from commplan.language import library
 from commplan.ops import COMPUTE_LANE
 from commplan.picture import content
-from commplan.picture.compact import _column, _visible, compact, unit_of
+from commplan.picture.compact import _column, _steps, _visible, compact, unit_of
 from commplan.picture.content import stops
 from commplan.picture.panels import WAIT, Panel, measured, predicted
 from commplan.simulate import Simulated, limits, memory, report
@@ -162,6 +162,7 @@ def _fields(of: Any) -> dict[str, Any]:
 @given(st.lists(st.integers(-3, 3)))
 def test_a_column_is_read_as_it_was_written(values: list[int]) -> None:
     assert column(_column(values)) == values
+    assert sums(_column(_steps(values))) == values
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9))).map(lambda points: sorted(points, key=lambda p: p[0])))
@@ -191,7 +192,11 @@ def of(*simulations: Simulated) -> list[str]:
     return [section.name for section in content(simulations, [], profile()).sections]
 
 
-def test_schedules_are_the_fastest_first() -> None:
+def test_schedules_are_the_fastest_first_as_measured_if_all_were() -> None:
+    one, other = simulated("blocking"), simulated("overlapped_allreduce")
+    runs = [run_like(one, times=1.0), run_like(other, times=9.0)]
+    names = [[section.name for section in content([one, other], ran, profile()).sections] for ran in (runs, runs[1:])]
+    assert names == [["blocking", "overlapped_allreduce"], ["overlapped_allreduce", "blocking"]]
     assert of(*map(simulated, ("blocking", "pipelined_allreduce", "overlapped_allreduce"))) == [
         "overlapped_allreduce",
         "pipelined_allreduce",

@@ -175,7 +175,7 @@ class TestSize:
         panels = json.loads(Reader(made.html).scripts[0])["panels"]
         assert len(panels) == len(library.names())
         # Nothing but the middle of plans is left out.
-        assert all("plans are shown with their first and last hooks" in sentence for sentence in made.left_out)
+        assert all("plans are shown with their first and last hooks and lines" in sentence for sentence in made.left_out)
 
     def test_what_has_no_room_is_left_out_and_named(self) -> None:
         simulations = [
@@ -205,6 +205,10 @@ class TestSize:
         cut = plan_text(plan, 5)
         assert plan_text(plan, None) == plan.text().rstrip("\n")
         assert plan_text(plan, len(plan.hooks)) == plan_text(plan, None)
+        root = plan_text(commplan.compile("pipelined_allreduce", 30), 4).partition("root: ")[2].split("\n")
+        assert len(root) == 13
+        assert root.count("  ... 21 lines more ...") == 1
+        assert root[-1].split()[0] == "apply_29"
         assert re.findall(r"^post_backward (\d+)", cut, re.MULTILINE) == ["0", "1", "2", "29"]
         assert "root: " in cut
         assert "... 26 hooks more: `commplan plan` prints all ..." in cut

@@ -16,6 +16,7 @@ from commplan.errors import CommplanError, Severity
 from commplan.language import library, resolve
 from demo_run import show
 from demo_run.launch import WorkerError, run_workers
+from demo_run.page import write_page
 from demo_run.report import merge, problems, write_summary
 from demo_run.settings import Settings
 
@@ -27,12 +28,12 @@ _TABLE_WIDTH = 100
 
 def main(arguments: list[str] | None = None) -> int:
     """Run all parts; the exit status: 0, or 1 with one line on standard error."""
-    settings, out = _parse(arguments)
+    settings, out, page = _parse(arguments)
     console = Console(width=None if sys.stdout.isatty() else _TABLE_WIDTH)
     begin_s = time.monotonic()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        wrong = _check_library(console) + _show_plan(console) + _run(console, settings, out)
+        wrong = _check_library(console) + _show_plan(console) + _run(console, settings, out, page)
     except (WorkerError, CommplanError, OSError) as error:
         return _fail(str(error))
     except KeyboardInterrupt:
@@ -45,13 +46,14 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _parse(arguments: list[str] | None) -> tuple[Settings, Path]:
+def _parse(arguments: list[str] | None) -> tuple[Settings, Path, Path]:
     default = Settings()
     parser = argparse.ArgumentParser(prog="tools/demo", description=__doc__)
     parser.add_argument("--steps", type=int, default=default.steps, help="training steps of every model (%(default)s)")
     parser.add_argument("--emulated-steps", type=int, default=default.emulated_steps, help="0 leaves that part out")
     parser.add_argument("--schedules", default=",".join(default.schedules), help="library names, separated by commas")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "runs" / "demo", help="where the figures go")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="the page to look at (report.html beside the figures)")
     options = parser.parse_args(arguments)
     if options.steps < 1 or options.emulated_steps < 0:
         parser.error("--steps must be at least 1, --emulated-steps at least 0")
@@ -59,7 +61,8 @@ def _parse(arguments: list[str] | None) -> tuple[Settings, Path]:
     unknown = sorted(set(names) - set(library.names()))
     if unknown:
         parser.error(f"no schedule {', '.join(unknown)} in the library: {', '.join(library.names())}")
-    return replace(default, steps=options.steps, emulated_steps=options.emulated_steps, schedules=names), options.out
+    settings = replace(default, steps=options.steps, emulated_steps=options.emulated_steps, schedules=names)
+    return settings, options.out, options.report or options.out / "report.html"
 
 
 def _check_library(console: Console) -> list[str]:
@@ -79,7 +82,7 @@ def _show_plan(console: Console) -> list[str]:
     return []
 
 
-def _run(console: Console, settings: Settings, out: Path) -> list[str]:
+def _run(console: Console, settings: Settings, out: Path, page: Path) -> list[str]:
     show.heading(
         console,
         f"Training a byte-level transformer of {settings.num_blocks} blocks on Python's standard library, "
@@ -100,6 +103,12 @@ def _run(console: Console, settings: Settings, out: Path) -> list[str]:
             highlight=False,
         )
         console.print(show.emulated_table(emulated))
+    if settings.schedules:
+        is_predicted = write_page(page, out, settings, emulated[-1]["backward_median_s"] if emulated else None)
+        what = "measured and predicted" if is_predicted else "measured"
+        console.print(
+            f"\nTimelines, {what}, and why compute waited: open {page} in a browser.", highlight=False, soft_wrap=True
+        )
     # The last row of the emulated part is the model without communication: nothing to hold it to.
     return problems(rows) + problems(emulated[:-1] if emulated else rows[:1])
 

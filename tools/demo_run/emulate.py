@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from demo_run.lockstep import Run, backward, compare, in_turn, prepare
+from demo_run.lockstep import Run, backward, compare, in_turn, keep_runs, prepare
 from demo_run.settings import ALONE, Settings
 
 _CALIBRATION_STEPS = 8
@@ -55,9 +56,16 @@ def _calibrate(stock: Run, x: torch.Tensor, num_blocks: int) -> float:
 
 
 def emulate(
-    settings: Settings, mesh: DeviceMesh, attachments: ExitStack, tell: Callable[[dict[str, Any]], None]
+    settings: Settings,
+    mesh: DeviceMesh,
+    attachments: ExitStack,
+    tell: Callable[[dict[str, Any]], None],
+    folder: Path,
 ) -> tuple[float, list[dict[str, Any]]]:
-    """How long a block sleeps, in seconds, and what this rank saw of each run: stock, schedules, compute alone."""
+    """How long a block sleeps, in seconds, and what this rank saw of each run: stock, schedules, compute alone.
+
+    Runs go into `folder`.
+    """
     runs = prepare(settings, lambda: _shard(_build(settings), mesh), attachments)
     alone = Run(ALONE, _build(settings))
     x = torch.randn(1, settings.emulated_dim, generator=torch.Generator().manual_seed(dist.get_rank()))
@@ -74,4 +82,5 @@ def emulate(
         for run in (*runs, alone):
             run.model.zero_grad()
         tell({"part": "emulate", "step": step + 1, "of": settings.emulated_steps})
+    keep_runs(runs, mesh, folder, settings.warmup_steps)
     return sleep_s, [run.record(settings.warmup_steps) for run in (*runs, alone)]

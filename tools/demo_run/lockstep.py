@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import commplan
+from commplan.sight.report import BackwardReport
+from commplan.sight.runs import Run as SavedRun
 from demo_run.measure import Digest, Sample, StockProbe, attached_sample, largest_difference
+from demo_run.page import run_path
 from demo_run.settings import ALONE, STOCK, Settings
 
 
@@ -28,6 +33,7 @@ class Run:
     optimizer: torch.optim.Optimizer | None = None
     losses: list[float] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    reports: list[BackwardReport] = field(default_factory=list)
     max_grad_diff: float = 0.0
     gradients: Digest = field(default_factory=Digest)
 
@@ -67,7 +73,8 @@ def backward(run: Run, loss: torch.Tensor) -> None:
     """Run backward and keep a sample of it."""
     if run.attachment is not None:
         loss.backward()
-        run.samples.append(attached_sample(run.attachment.last_backward))
+        run.reports.append(run.attachment.last_backward)
+        run.samples.append(attached_sample(run.reports[-1]))
         return
     begin_s = time.perf_counter()
     if run.name == ALONE:
@@ -95,3 +102,17 @@ def compare(runs: list[Run], keep: bool) -> None:
         run.max_grad_diff = max(run.max_grad_diff, largest_difference(gradients, expected))
         if keep:
             run.gradients.add(gradients)
+
+
+def keep_runs(runs: Sequence[Run], mesh: DeviceMesh, folder: Path, warmup_steps: int) -> None:
+    """Each rank leaves one backward of each schedule in `folder`: the median, by the slowest rank of each step."""
+    coordinates = dict(zip(mesh.mesh_dim_names or (), mesh.get_coordinate() or (), strict=True))
+    for run in runs:
+        if not run.reports:
+            continue
+        seen = run.reports[warmup_steps:] or run.reports
+        slowest_s = torch.tensor([report.duration_s for report in seen], dtype=torch.float64)
+        dist.all_reduce(slowest_s, op=dist.ReduceOp.MAX)
+        chosen = seen[int(slowest_s.argsort()[len(seen) // 2])]
+        saved = SavedRun(dist.get_rank(), coordinates, time.time() - time.perf_counter(), chosen)
+        run_path(folder, run.name, saved.rank).write_text(saved.to_json(), encoding="utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,15 +12,22 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from demo_run.data import Batches, library_folder, read_corpus
-from demo_run.lockstep import backward, compare, in_turn, prepare
+from demo_run.lockstep import backward, compare, in_turn, keep_runs, prepare
 from demo_run.model import build
 from demo_run.settings import Settings
 
 
 def train(
-    settings: Settings, mesh: DeviceMesh, attachments: ExitStack, tell: Callable[[dict[str, Any]], None]
+    settings: Settings,
+    mesh: DeviceMesh,
+    attachments: ExitStack,
+    tell: Callable[[dict[str, Any]], None],
+    folder: Path,
 ) -> list[dict[str, Any]]:
-    """Train all models for `settings.steps`; what this rank saw of each, stock first. `tell` hears of each step."""
+    """Train all models for `settings.steps`; what this rank saw of each, stock first. `tell` hears of each step.
+
+    Runs go into `folder`.
+    """
     batches = Batches(read_corpus(library_folder(), settings.corpus_bytes), settings.context, settings.batch, settings.seed)
     runs = prepare(settings, lambda: build(settings, mesh), attachments)
     for run in runs:
@@ -38,4 +46,5 @@ def train(
             run.optimizer.step()
             run.optimizer.zero_grad()
         tell({"part": "train", "step": step + 1, "of": settings.steps, "loss": runs[0].losses[-1]})
+    keep_runs(runs, mesh, folder, settings.warmup_steps)
     return [run.record(settings.warmup_steps) for run in runs]

@@ -1,6 +1,7 @@
 """One of the processes that train: `python -m demo_run.worker SETTINGS.json RANK STORE RESULT.json`.
 
-Rank 0 writes one JSON object a line to standard output as it goes, and what all ranks saw to the result file.
+Rank 0 writes one JSON object a line to standard output as it goes, and what all ranks saw to the result file. Beside it each
+leaves a backward of each schedule, of the last part that was run.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _gather(local: Any, rank: int, world_size: int) -> list[Any]:
 
 def main(settings_path: str, rank_text: str, store_path: str, result_path: str) -> None:
     """Join the others through the file `store_path`, run both parts, and leave."""
-    settings, rank = Settings.load(Path(settings_path)), int(rank_text)
+    settings, rank, folder = Settings.load(Path(settings_path)), int(rank_text), Path(result_path).parent
     leave_with_parent()
     torch.set_num_threads(1)
 
@@ -49,9 +50,9 @@ def main(settings_path: str, rank_text: str, store_path: str, result_path: str) 
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
     result: dict[str, Any] = {}
     with ExitStack() as attachments:
-        result["train"] = _gather(train(settings, mesh, attachments, tell), rank, settings.world_size)
+        result["train"] = _gather(train(settings, mesh, attachments, tell, folder), rank, settings.world_size)
         if settings.emulated_steps:
-            result["sleep_s"], records = emulate(settings, mesh, attachments, tell)
+            result["sleep_s"], records = emulate(settings, mesh, attachments, tell, folder)
             result["emulated"] = _gather(records, rank, settings.world_size)
         dist.barrier()
     if rank == 0:

@@ -14,7 +14,7 @@ function readColors() {
 
 function heightOf(panel) { return AXIS + panel.lanes.length * ROW + MEMORY + FOOT; }
 
-function gutterOf(width) { return width < 520 ? 62 : 92; }
+function gutterOf(width) { return width < 520 ? 74 : 92; }
 
 function rowTop(lane) { return AXIS + lane * ROW; }
 
@@ -63,6 +63,8 @@ class Drawing {
     const { begin, span } = this.page.view;
     return this.left + ((time - begin) / span) * (this.right - this.left);
   }
+
+  rowTop(lane) { return rowTop(lane); }
 
   time(x) {
     const { begin, span } = this.page.view;
