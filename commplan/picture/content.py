@@ -168,7 +168,9 @@ def content(
     panels: dict[str, list[tuple[Run, Panel]]] = {}
     for run in runs:
         digest = "" if run.report.plan is None else run.report.plan.digest
-        panels.setdefault(digest, []).append((run, measured(run)))
+        # A plan that was compiled here knows the lines of its schedule, one that was saved does not.
+        plan = by_digest[digest].plan if digest in by_digest else run.report.plan
+        panels.setdefault(digest, []).append((run, measured(replace(run, report=replace(run.report, plan=plan)))))
     sections = []
     for digest, one in by_digest.items():
         alone_s = None if profile is None else sum(compute_alone(one.plan, profile))

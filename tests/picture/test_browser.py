@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from demo_run import draw_report
 
 from commplan.language import library
 from commplan.picture import content, page
@@ -200,7 +202,8 @@ def test_on_paper_every_timeline_is_there_and_light(open_page: Open, report: Pat
     assert all(canvas.evaluate(NUM_COLORS) > 5 for canvas in unfolded)
     assert opened.evaluate(PIXEL, [0, 0.115, 30]) == [255, 255, 255]
     opened.emulate_media(media="print")
-    assert not opened.is_visible(".tools")
+    assert not opened.is_visible("#in")
+    assert opened.is_visible(".legend")
     assert not opened.is_visible("#details")
     opened.evaluate("() => window.dispatchEvent(new Event('afterprint'))")
     assert len(re.findall(rb"/Type\s*/Page\b", opened.pdf())) >= 2
@@ -216,3 +219,13 @@ def test_without_javascript_all_but_timelines_is_readable(open_page: Open, repor
     assert opened.is_visible("text=tail: nothing left to hide behind")
     opened.click("#s0 summary:has-text('Plan by hook')")
     assert "post_backward 0: gradients of module_0 are complete" in opened.inner_text("#s0 pre")
+
+
+def test_the_picture_of_the_documents_is_of_a_report(browser: Any, tmp_path: Path) -> None:
+    shown, drawn = Path(__file__).resolve().parents[2] / "docs" / "report.png", tmp_path / "drawn.png"
+    draw_report.draw(browser, drawn)
+    for picture in (shown, drawn):
+        data = picture.read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert [int.from_bytes(data[at : at + 4]) for at in (16, 20)] == list(draw_report.VIEWPORT.values())
+    assert shown.stat().st_size < 200_000

@@ -17,9 +17,11 @@ from commplan.language import library
 from commplan.language.modules import Module, ModuleTable, Parameter
 from commplan.ops import Axis
 from commplan.picture import MAX_BYTES, TooLargeError, content, page
+from commplan.picture.content import stops
 from commplan.picture.words import plan_text
 from commplan.plan.model import Plan
 from commplan.plan.text import size
+from commplan.sight.runs import Run
 from commplan.simulate import report
 from tests.picture.given import NUM_MODULES, profile, run_like, simulated
 
@@ -144,6 +146,13 @@ class TestMeasured:
         text = Reader(page(content([one], runs, profile())).html).text
         assert "+25.0%" in text
         assert "2 more ranks" in text
+
+    def test_lines_of_a_schedule_are_told_of_saved_runs_of_it(self) -> None:
+        one = simulated("blocking")
+        saved = Run.from_json(run_like(one).to_json())
+        (alone,), (beside,) = (content(given, [saved], profile()).sections for given in ([], [one]))
+        assert {stop.place for stop in stops(alone.measured[0])} == {"post_backward"}
+        assert all(stop.place.startswith("post_backward, blocking.yaml:") for stop in stops(beside.measured[0]))
 
     def test_a_run_of_another_plan_is_beside_it_and_says_why(self) -> None:
         one, run = simulated("windowed_allreduce", k=1), run_like(simulated("windowed_allreduce", k=2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -35,7 +35,7 @@ def write_page(path: Path, folder: Path, settings: Settings, alone_s: float | No
     profile = None
     if alone_s is not None and runs.get(CALIBRATION):
         profile = profile_of(runs[CALIBRATION], alone_s)
-    predicted = [] if profile is None else list(_predicted(runs.values(), profile))
+    predicted = [] if profile is None else list(_predicted(runs, profile))
     ran = [run for of_schedule in runs.values() for run in of_schedule]
     made = page(content(predicted, ran, profile), f"tools/demo, commplan {commplan.__version__}")
     path.write_text(made.html, encoding="utf-8", newline="\n")
@@ -74,8 +74,9 @@ def _runs(schedule: str, folder: Path, world_size: int) -> Iterator[Run]:
         yield Run.from_json(path.read_text(encoding="utf-8"), str(path))
 
 
-def _predicted(runs: Iterable[Sequence[Run]], profile: Profile) -> Iterator[Simulated]:
-    for of_schedule in runs:
-        plan = of_schedule[0].report.plan
-        assert plan is not None
+def _predicted(runs: Mapping[str, Sequence[Run]], profile: Profile) -> Iterator[Simulated]:
+    for name, of_schedule in runs.items():
+        ran = of_schedule[0].report.plan
+        assert ran is not None
+        plan = commplan.compile(name, ran.modules)
         yield simulate(plan, costs(plan, profile))
