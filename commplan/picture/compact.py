@@ -94,7 +94,7 @@ class _Packer:
                 "lane": _column([row[bar.lane] for bar in bars]),
                 "what": _column(_steps([self._what(bar) for bar in bars])),
                 "begin": _column(_steps(begins)),
-                "ran": _column([self._units(bar.end_s) - begin for bar, begin in zip(bars, begins, strict=True)]),
+                "ran": _column([max(0, self._units(bar.end_s) - begin) for bar, begin in zip(bars, begins, strict=True)]),
                 "lag": _column([self._lag(bar, begin) for bar, begin in zip(bars, begins, strict=True)]),
                 "limit": _column(_steps([strings(bar.limit) for bar in bars])),
                 "exposed": _column([self._units(bar.exposed_s) for bar in bars]),

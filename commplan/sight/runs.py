@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -74,7 +75,7 @@ class Run:
             raise CommplanError(f"{file}: a run of version {data.get('version')}; this commplan reads version {VERSION}")
         try:
             return _read(data)
-        except (KeyError, TypeError, ValueError, PlanError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, PlanError) as error:
             raise CommplanError(f"{file}: not a whole run: {error}") from error
 
 
@@ -85,20 +86,26 @@ def _read(data: Mapping[str, Any]) -> Run:
         if plan is not None and op and not 0 <= int(op) < num_steps:
             raise ValueError(f"compute waits at step {op} of a plan of {num_steps}")
     report = BackwardReport(
-        float(data["begin_s"]),
-        float(data["end_s"]),
+        _finite(data["begin_s"]),
+        _finite(data["end_s"]),
         [Interval(str(op), str(lane), *_seconds(times)) for op, lane, *times in data["ops"]],
         [Interval(str(op), "compute", *_seconds(times)) for op, *times in data["compute_waits"]],
         int(data["peak_bytes"]),
         int(data["declared_peak_bytes"]),
         int(data["backward"]),
         plan,
-        memory=[(float(at_s), int(size_bytes)) for at_s, size_bytes in data["memory"]],
+        memory=[(_finite(at_s), int(size_bytes)) for at_s, size_bytes in data["memory"]],
     )
-    return Run(int(data["rank"]), {str(k): int(v) for k, v in data["coordinates"].items()}, float(data["wall_s"]), report)
+    return Run(int(data["rank"]), {str(k): int(v) for k, v in data["coordinates"].items()}, _finite(data["wall_s"]), report)
 
 
 def _seconds(times: Sequence[Any]) -> list[Any]:
     """Begin and end; when it was issued may not be known."""
     begin_s, end_s, *issued = times
-    return [float(begin_s), float(end_s), *(None if at is None else float(at) for at in issued)]
+    return [_finite(begin_s), _finite(end_s), *(None if at is None else _finite(at) for at in issued)]
+
+
+def _finite(value: Any) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is no time")
+    return float(value)

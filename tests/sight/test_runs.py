@@ -132,6 +132,22 @@ def test_a_wait_at_no_step_of_the_plan_is_told() -> None:
         Run.from_json(json.dumps(data), "r.json")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("end_s", float("nan"), "nan is no time"),
+        ("wall_s", float("inf"), "inf is no time"),
+        ("memory", [[float("nan"), 1]], "nan is no time"),
+        ("ops", [["RS_0", "shard", 3.0, float("inf"), None]], "inf is no time"),
+        ("peak_bytes", float("inf"), "cannot convert"),
+    ],
+)
+def test_times_that_are_none_are_told(key: str, value: Any, told: str) -> None:
+    data = json.loads(run_of(0, 1.0, 0.0).to_json()) | {key: value}
+    with pytest.raises(CommplanError, match=rf"r.json: not a whole run: {told}"):
+        Run.from_json(json.dumps(data), "r.json")
+
+
 def test_runs_and_schedules_do_not_share_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.json"
     path.write_text(run_of(0, 1.0, 0.0).to_json())

@@ -50,7 +50,7 @@ install_project() {
     rm -f "$stamp"
     mkdir -p "$venv"
     : >"$mark"
-    say "installing into $venv; downloads about 280 MB with the CPU build of torch, 2.8 GB with the CUDA build ..."
+    say "installing into $venv; downloads about 330 MB with the CPU build of torch, 2.8 GB with the CUDA build ..."
     {
         "$base" -m venv "$venv" &&
             "$python" -m pip install --quiet --disable-pip-version-check --no-input --progress-bar off \
