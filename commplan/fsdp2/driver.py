@@ -90,7 +90,7 @@ class Driver:
         self._handles: list[RemovableHandle] = []
         self._roots: list[private.State] = []
         self._gathers = faults.WatchedAllGathers()
-        self._unshards = [Unshard(g.raw, g.name, u.parameters) for g, u in zip(groups, units, strict=True)]
+        self._unshards = [Unshard(group.raw, unit.parameters) for group, unit in zip(groups, units, strict=True)]
         self._facts = [private.param_facts(group.raw) for group in groups]
         # A thread that is in torch when Python ends would abort the process.
         self._at_exit = _weakly(executor.end_threads)

@@ -6,6 +6,7 @@ The rest is in `torch_private`.
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -36,8 +37,8 @@ class Parameters:
         self._numels: list[int] = []
         self._outputs: list[torch.Tensor] = []
         self._rows: list[torch.Tensor] = []
-        # Shards that may be sent as they are; looked at closely once, for as long as they are the same.
-        self._plain: list[torch.Tensor] = []
+        # Shards that may be sent as they are, not ours to keep; looked at closely once, for as long as they are the same.
+        self._plain: list[weakref.ref[torch.Tensor]] = []
         self._place: grad_mode._unsafe_preserve_version_counter | None = None
 
     def shards_to_gather(self) -> Sequence[torch.Tensor] | None:
@@ -50,19 +51,18 @@ class Parameters:
         if group._all_gather_result is not None or not group.is_sharded or not group.unshard_in_backward:
             return None
         shards = [p._sharded_param_data for p in params]
-        if self._plain and len(shards) == len(self._plain) and all(map(operator.is_, shards, self._plain)):
+        if len(shards) == len(self._plain) and all(shard is known() for shard, known in zip(shards, self._plain, strict=True)):
             return shards
         if not any(shard.numel() for shard in shards):
             return None
         if any(hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather") for p in params):
             return None
+        if len({p.param_dtype or shard.dtype for p, shard in zip(params, shards, strict=True)}) > 1:
+            return None
         if all(p.param_dtype is None and not p.offload_to_cpu for p in params):
-            if any(shard.dtype != shards[0].dtype for shard in shards):
-                return None
-            self._plain = shards
+            self._plain = list(map(weakref.ref, shards))
             return shards
-        inputs = [shard for of_one in collectives._get_param_all_gather_inputs(params) for shard in of_one]
-        return inputs if all(shard.dtype == inputs[0].dtype for shard in inputs) else None
+        return [shard for of_one in collectives._get_param_all_gather_inputs(params) for shard in of_one]
 
     def place_to_gather(self) -> torch.Tensor | None:
         """The memory of the whole parameter, if there is one alone and it lies as it is gathered."""

@@ -47,9 +47,14 @@ def in_autograd() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def is_profiled() -> bool:
+    """Whether torch's profiler is active."""
+    return torch.autograd.profiler._is_profiler_enabled
+
+
 def profiler_range(name: str) -> AbstractContextManager[object]:
     """A range of torch's profiler, if one is active: the public `record_function` takes microseconds even where none is."""
-    return torch.profiler.record_function(name) if torch.autograd.profiler._is_profiler_enabled else nullcontext()
+    return torch.profiler.record_function(name) if is_profiled() else nullcontext()
 
 
 def default_store() -> Store:

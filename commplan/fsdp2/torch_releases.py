@@ -345,8 +345,13 @@ def copies_lone_shards() -> bool:
 
 def compiles_backward() -> bool:
     """Whether compiled autograd traces FSDP2's hooks, which it can up to 2.11."""
-    common = importlib.import_module(f"{FSDP2}._fsdp_common")
-    return hasattr(common, "compiled_autograd_enabled") and common.compiled_autograd_enabled()
+    is_enabled = _is_compiled_autograd_enabled()
+    return is_enabled is not None and is_enabled()
+
+
+@functools.cache
+def _is_compiled_autograd_enabled() -> Callable[[], bool] | None:
+    return getattr(importlib.import_module(f"{FSDP2}._fsdp_common"), "compiled_autograd_enabled", None)
 
 
 def guards_from_dynamo() -> tuple[object, ...]:
