@@ -1,14 +1,10 @@
-"""The measurement: what happens at the end of each optimizer step of a script that knows nothing of it.
-
-`_Session` is driven by torch's public hooks of the whole process: forwards show the model, optimizer steps are the clock.
-"""
+"""The measurement: what happens at the end of each optimizer step of a script that knows nothing of it."""
 
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -16,17 +12,13 @@ from typing import Any, Final, Protocol, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from commplan.bench.figures import STOCK, Result, Row, Sample, worst
-from commplan.bench.finding import ModelFinder
-from commplan.bench.held import HeldAttachment, holding
+from commplan.bench.held import HeldAttachment
 from commplan.bench.replay import Gradients, Replay, difference
+from commplan.bench.stepping import Stepper, device_of, in_words
 from commplan.bench.turns import turns
-from commplan.errors import AttachError, CommplanError, RankMismatchError
-from commplan.fsdp2 import torch_private as private
+from commplan.errors import CommplanError, RankMismatchError
 from commplan.fsdp2.attachment import Attachment, Options, attach
 from commplan.fsdp2.devices import backend_for
 from commplan.language import bind_params
@@ -93,126 +85,50 @@ class Listener(Protocol):
         """What came of it, once: as soon as that is known, the script and its process group may still have to end."""
 
 
-class _Enough(SystemExit):
-    """Ends a script whose measurement is complete: `except Exception` lets it pass, and `finally` runs."""
-
-
 def run(settings: Settings, work: Callable[[], object], listener: Listener) -> bool:
     """Run a training script, `work`, until every schedule is measured, on every rank alike.
 
     Returns:
         Whether it was ended for that; then it may have left process groups behind.
     """
-    session = _Session(settings, listener)
-    with session.watching():
-        try:
-            work()
-        except _Enough:
-            pass
-        except SystemExit as end:
-            session.end(end if end.code else None)
-        except Exception as error:  # noqa: BLE001 - it is handed on, with what was measured until then
-            session.end(error)
-        else:
-            session.end(None)
-    return session.is_complete
+    return _Session(settings, listener).stepper.run(work)
 
 
 class _Session:
     """One measurement of one process; every rank has one, and all do the same at the same step."""
 
     def __init__(self, settings: Settings, listener: Listener) -> None:
-        self.is_complete = False
-        self._is_told = False
+        self.stepper = Stepper(self._measure, self._end)
         self._settings = settings
         self._listener = listener
-        self._finder = ModelFinder()
-        self._held: list[HeldAttachment] = []
-        self._clock: Callable[[], Optimizer | None] = lambda: None
-        self._steps: Generator[None, None, None] | None = None
         self._rows: list[Row] = []
         self._notes: list[str] = []
         self._about: dict[str, Any] = {}
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Inside, forwards and optimizer steps are seen. Afterwards the model is FSDP2's again."""
-        with ExitStack() as stack:
-            stack.enter_context(holding(self._held))
-            self._seeing = register_module_forward_pre_hook(private.without_dynamo(self._finder.before_forward))
-            stack.callback(self._seeing.remove)
-            clock = register_optimizer_step_post_hook(private.without_dynamo(self._after_step))
-            stack.callback(clock.remove)
-            stack.callback(self._close)
-            yield
+    @property
+    def _held(self) -> list[HeldAttachment]:
+        return self.stepper.held
 
-    def end(self, error: BaseException | None) -> None:
-        """The script has ended, or is about to: tell what was measured. What is told first holds."""
-        if not self._is_told:
-            self._is_told = True
-            result = Result(tuple(self._rows), notes=tuple(self._notes), **self._about) if self._rows else None
-            self._listener.outcome(Outcome(result, error, "" if result else self._problem()))
-
-    def _problem(self) -> str:
-        """Why nothing was compared, in words."""
-        if self._steps is not None:
-            return "the script ended in the first steps, before schedules were compared: let it take more"
-        if self._held or self._finder.has_found:
-            return "no optimizer of torch.optim, which are the clock, took a step on the model that fully_shard sharded"
-        return "no model that torch.distributed.fsdp.fully_shard sharded ran a training forward in this process"
-
-    def _close(self) -> None:
-        if self._steps is not None:
-            self._steps.close()
-
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """An optimizer has taken a step: if it is the model's, go on to where the measurement waits for the next one.
-
-        Raises:
-            _Enough: the measurement is complete.
-        """
-        if self._steps is None:
-            model = self._finder.model_of(optimizer, [held.model for held in self._held])
-            if model is None:
-                return
-            self._seeing.remove()
-            self._clock = weakref.ref(optimizer)
-            self._steps = self._measure(model)
-        elif self._clock() is not optimizer:
-            return
-        if private.in_autograd():
-            raise AttachError(
-                "the optimizer steps inside backward, where no schedule can be attached or detached: let it step after it"
-            )
-        if not self._is_waiting():
-            self.is_complete = True
-            self.end(None)
-            raise _Enough(0)
-
-    def _is_waiting(self) -> bool:
-        """Let the measurement go on to its next `yield`; whether there was one."""
-        assert self._steps is not None
-        for _ in self._steps:
-            return True
-        return False
+    def _end(self, error: BaseException | None) -> None:
+        """The script has ended, or is about to: tell what was measured."""
+        result = Result(tuple(self._rows), notes=tuple(self._notes), **self._about) if self._rows else None
+        problem = self.stepper.problem("before schedules were compared")
+        self._listener.outcome(Outcome(result, error, "" if result else problem))
 
     # The measurement: each `yield` is one step of the script.
 
     def _measure(self, model: nn.Module) -> Generator[None, None, None]:
-        device = _groups(model)[0].device
+        device = device_of(model)
         self._about = {
-            "model": _in_words(model),
+            "model": in_words(model),
             "device": device.type,
             "backend": backend_for(cast(Any, dist.group.WORLD), device),
             "world_size": dist.get_world_size(),
             "torch_release": torch.__version__,
             "num_steps": self._settings.num_steps,
         }
-        with ExitStack() as others:
-            for held in [held for held in self._held if not _is_part(model, held.model)]:
-                held.current = others.enter_context(Candidate("", held.spec, held.params, held.options).attach(held.model))
-                self._held.remove(held)
-                self._notes.append(f"another model, {_name(held.model)}, has the schedule that the script attaches to it")
+        with self.stepper.others_attached(model) as notes:
+            self._notes += notes
             yield from self._compare(model, device)
 
     def _compare(self, model: nn.Module, device: torch.device) -> Generator[None, None, None]:
@@ -274,14 +190,8 @@ class _Session:
         if candidate is None:
             yield None
             return
-        with candidate.attach(model) as attachment:
-            for held in self._held:
-                held.current = attachment
-            try:
-                yield attachment
-            finally:
-                for held in self._held:
-                    held.current = None
+        with candidate.attach(model) as attachment, self.stepper.showing(attachment):
+            yield attachment
 
 
 class _DeviceMemory:
@@ -356,30 +266,8 @@ def _gathered(value: T) -> list[T]:
     return found
 
 
-def _is_part(model: nn.Module, other: nn.Module) -> bool:
-    """Whether one of two modules holds the other."""
-    return any(m is other for m in model.modules()) or any(m is model for m in other.modules())
-
-
 def _is_same(candidate: Candidate, held: HeldAttachment) -> bool:
     """Whether the script attaches a schedule that is measured anyway."""
     return (candidate.spec.text, candidate.options.rank_checks) == (held.spec.text, held.options.rank_checks) and bind_params(
         candidate.spec, candidate.params
     ) == bind_params(held.spec, held.params)
-
-
-def _groups(model: nn.Module) -> list[private.ParamGroup]:
-    return [group for _, state in private.states(model) for group in private.groups(state)]
-
-
-def _name(model: nn.Module) -> str:
-    return type(model).__name__.removeprefix("FSDP")
-
-
-def _in_words(model: nn.Module) -> str:
-    groups = _groups(model)
-    num = sum(p.numel() for p in model.parameters())
-    size = f"{num / 1e6:,.1f} M" if num >= 1e5 else f"{num:,}"
-    mesh = private.mesh_facts(groups[0])
-    replicas, shards = (1 if axis is None else axis.size() for axis in (mesh.replicate, mesh.shard))
-    return f"{_name(model)} of {len(groups)} modules, {size} parameters, mesh ({replicas}, {shards})"
