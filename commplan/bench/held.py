@@ -53,7 +53,7 @@ class HeldAttachment(Attachment):
             ExecutionError: also while stock FSDP2 runs.
         """
         if self.current is None:
-            raise ExecutionError("save_run() while `commplan bench` runs stock FSDP2: call it where last_backward is not None")
+            raise ExecutionError("save_run() while a measurement runs stock FSDP2: call it where last_backward is not None")
         self.current.save_run(path)
 
     def report(self, *, local: bool = False, timeout_s: float = 60.0) -> Report:
@@ -64,7 +64,7 @@ class HeldAttachment(Attachment):
         """
         if self.current is None:
             raise ExecutionError(
-                "report() while `commplan bench` runs stock FSDP2, of which there is none: take it out of the script, or call "
+                "report() while a measurement runs stock FSDP2, of which there is none: take it out of the script, or call "
                 "it only where last_backward is not None"
             )
         return self.current.report(local=local, timeout_s=timeout_s)

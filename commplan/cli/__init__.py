@@ -1,7 +1,7 @@
-"""The command line: `commplan list`, `check`, `plan`, `diff`, `simulate`, `report`, `explain` and others.
+"""The command line: a file for each longer command, the rest in `app`.
 
-Exit codes: 0 no errors, 1 errors found (`diff`: a difference; `bench`: not all was measured), 2 wrong usage, an unreadable
-file or a fault of commplan itself.
+Exit codes: 0 no errors, 1 errors found (`diff`: a difference; `bench`, `profile`: not all was measured), 2 wrong usage, an
+unreadable file or a fault of commplan itself.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from rich.text import Text
 
 import commplan
 from commplan import compiler
-from commplan.cli import EXIT_UNUSABLE, bench, compare, formats, inputs, predict, render, reporting, start, tuning
+from commplan.cli import EXIT_UNUSABLE, bench, calibration, compare, formats, inputs, predict, render, reporting, start, tuning
 from commplan.cli.formats import Format
 from commplan.cli.render import FileReport
 from commplan.errors import Rule, ScheduleError, Severity
@@ -139,7 +139,8 @@ app.command("simulate")(predict.simulate_command)
 app.command("trace")(predict.trace_command)
 
 # What follows the script is the script's.
-app.command(context_settings={"allow_interspersed_args": False})(bench.bench)
+for command_of_job in (bench.bench, calibration.profile):
+    app.command(context_settings={"allow_interspersed_args": False})(command_of_job)
 
 
 @app.command()

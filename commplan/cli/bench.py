@@ -22,9 +22,6 @@ from commplan.language.spec import ScheduleSpec
 if TYPE_CHECKING:
     from commplan.bench import Outcome
 
-LAST_WORD_S: Final = 2.0
-"""A launcher kills all ranks when one ends with an error. Rank 0 has so much time to tell what was measured."""
-
 HOW_TO_START: Final = "torchrun --nproc-per-node 4 -m commplan bench --steps 50 -- train.py ARGS..."
 
 
@@ -80,7 +77,7 @@ def bench(
     if run(Settings(candidates, steps, block, gradients), work, printer):
         end_process_group()
     if printer.exit_code and not printer.is_first:
-        time.sleep(LAST_WORD_S)
+        time.sleep(launched.LAST_WORD_S)
     raise typer.Exit(printer.exit_code)
 
 

@@ -19,6 +19,8 @@ from commplan.cli import EXIT_UNUSABLE, PYTHONS_GC_THRESHOLD
 from commplan.language.source import did_you_mean, shown
 
 EXIT_INCOMPLETE: Final = 1
+LAST_WORD_S: Final = 2.0
+"""A launcher kills all ranks when one ends with an error. Rank 0 has so much time to tell what was measured."""
 
 ScriptArgument = Annotated[
     list[str] | None,

@@ -86,6 +86,11 @@ class Attachment:
         return self._driver.executor.plan
 
     @property
+    def units(self) -> Sequence[FsdpUnit]:
+        """The model's parameter groups as they are driven, frozen ones included, in the order of their forwards."""
+        return self._driver.units
+
+    @property
     def last_backward(self) -> BackwardReport | None:
         """What happened in the last backward of this rank that reduced anything."""
         return self._driver.executor.last_report

@@ -82,7 +82,7 @@ class Driver:
     ) -> None:
         self.executor = executor
         self._groups = list(groups)
-        self._units = units
+        self.units = units
         self._recompile = recompile
         self._record = ForwardRecord()
         self._offloaded = [group.raw for group in groups if torch_devices.is_offloaded(group.raw)]
@@ -215,7 +215,7 @@ class Driver:
         self._complete(index)
 
     def _complete(self, index: int) -> None:
-        unit, place = self._units[index], self._place.get(index)
+        unit, place = self.units[index], self._place.get(index)
         keeps = place is not None and self.executor.keeps_whole(place)
         gradients = unit.take_gradients(keeps=keeps)
         with self._no_grads_on_failure:
@@ -302,7 +302,7 @@ class Driver:
         orders = self._merge(seen)
         if orders != self._orders or self._groups != known:
             plan = self._recompile(self._groups, orders)
-            self.executor.set_plan(plan, [self._units[i] for i in orders.completion])
+            self.executor.set_plan(plan, [self.units[i] for i in orders.completion])
             self._use(orders)
         is_last = private.is_last_backward(self._roots)
         if self.executor.accumulates:

@@ -50,6 +50,11 @@ class FsdpUnit:
         return self.raw.device
 
     @property
+    def gathers_by_default(self) -> bool:
+        """Whether the all-gather is FSDP2's own, and none that a user put in its place."""
+        return self._all_gather is not None
+
+    @property
     def keeps_partial_sum(self) -> bool:
         """FSDP2's flags, as they stand now."""
         return not (self.raw.reduce_grads and self.raw.all_reduce_grads)

@@ -75,7 +75,7 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-def job(num_ranks: int, *arguments: str, cwd: Path) -> list[tuple[int, str, str]]:
+def job(num_ranks: int, *arguments: str, cwd: Path, command: str = "bench") -> list[tuple[int, str, str]]:
     """Exit code and output of every rank."""
     port = free_port()
     processes = []
@@ -83,7 +83,7 @@ def job(num_ranks: int, *arguments: str, cwd: Path) -> list[tuple[int, str, str]
         here = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         process = subprocess.Popen(
-            [sys.executable, "-m", "commplan", "bench", *arguments],
+            [sys.executable, "-m", "commplan", command, *arguments],
             cwd=cwd,
             env={**os.environ, **here, **address},
             stdout=subprocess.PIPE,

@@ -1,0 +1,388 @@
+"""The measurement of a training job: what happens at its optimizer steps, on every rank alike, until a profile is whole."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import repeat
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import commplan
+from commplan.bench.stepping import Measurement, Stepper, device_of, in_words
+from commplan.calibrate.figures import Backward, Beside, Measurements, checks, profile_of, transfers
+from commplan.calibrate.marks import BackwardTimes, Copy, Watch, clock_of
+from commplan.calibrate.meeting import Meeting
+from commplan.calibrate.statistics import Spread, slowest_group
+from commplan.calibrate.sweep import Limits, Sweep, Swept, collectives, failing
+from commplan.errors import CommplanError
+from commplan.execute.agreement import agree
+from commplan.execute.board import Board
+from commplan.fsdp2 import torch_faults as faults
+from commplan.fsdp2 import torch_private as private
+from commplan.fsdp2.attachment import Attachment, Options, attach
+from commplan.fsdp2.devices import backend_for, lanes_for
+from commplan.fsdp2.unit import FsdpUnit
+from commplan.language.modules import Module, ModuleTable
+from commplan.language.profile_text import profile_text
+from commplan.ops import COMPUTE_LANE, Axis, Kind
+from commplan.plan.model import OpStep, Plan
+from commplan.plan.wire import members_of
+from commplan.sight.report import BackwardReport
+
+WARM_UP_STEPS: Final = 2
+"""Steps after each attachment that do not count."""
+
+ON_CPU: Final = "blocking"
+"""FSDP2 gathers parameters itself and holds compute for them; nothing runs beside compute."""
+
+ON_DEVICE: Final = """\
+version: 1
+name: quiet
+summary: Nothing runs beside compute; FSDP2 would gather parameters there.
+pre_backward:
+  - AG_n
+  - wait: AG_n
+post_backward:
+  - RS_n: {after: compute_n}
+  - wait: RS_n
+  - AR_n: {after: RS_n}
+  - apply_n: {after: AR_n}
+"""
+
+BESIDE: Final = "prefetch_overlap"
+"""Everything runs beside compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to measure.
+
+    Attributes:
+        num_steps: counted steps without communication beside compute, and with.
+        command: in words, for the profile.
+    """
+
+    num_steps: int = 10
+    limits: Limits = field(default_factory=Limits)
+    command: str = "commplan profile"
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """What came of it.
+
+    Attributes:
+        profile: YAML with comments.
+        table: the module table, of the orders in which modules really run.
+        summary: a few lines.
+    """
+
+    profile: str
+    table: ModuleTable
+    summary: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a script under measurement.
+
+    Attributes:
+        calibrated: None where it did not come to an end, and on all ranks but the first of the model's.
+        error: what ended the script, unless it was the measurement, or the script's own end.
+        problem: why nothing was measured, where the script is not to blame.
+    """
+
+    calibrated: Calibrated | None
+    error: BaseException | None = None
+    problem: str = ""
+
+
+class Listener(Protocol):
+    """Who is told."""
+
+    def progress(self, line: str) -> None:
+        """What goes on."""
+
+    def outcome(self, outcome: Outcome) -> None:
+        """What came of it, once."""
+
+
+def run(settings: Settings, work: Callable[[], object], listener: Listener) -> bool:
+    """Run a training script, `work`, until its profile is measured, on every rank alike.
+
+    Gradients are right at every step, whatever is attached.
+
+    Returns:
+        Whether it was ended for that; then it may have left process groups behind.
+    """
+    return _Session(settings, listener).stepper.run(work)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step of one rank: its backwards, and the report on the last of them that reduced anything."""
+
+    backwards: Sequence[BackwardTimes]
+    report: BackwardReport
+
+
+class _Session:
+    """One measurement of one process."""
+
+    def __init__(self, settings: Settings, listener: Listener) -> None:
+        self.stepper = Stepper(self._measure, self._end)
+        self._settings = settings
+        self._listener = listener
+        self._calibrated: Calibrated | None = None
+        self._is_whole = False
+        self._notes: list[str] = []
+        self._options = Options(timeout_s=settings.limits.timeout_s)
+
+    def _end(self, error: BaseException | None) -> None:
+        problem = "" if self._is_whole else self.stepper.problem("before everything was measured")
+        self._listener.outcome(Outcome(self._calibrated, error, problem))
+
+    def _measure(self, model: nn.Module) -> Measurement:
+        with self.stepper.others_attached(model) as notes:
+            self._notes += notes
+            yield
+            self._calibrated = yield from self._calibrate(model, device_of(model))
+            self._is_whole = True
+
+    def _calibrate(self, model: nn.Module, device: torch.device) -> Generator[None, None, Calibrated | None]:
+        begun_s, swept = time.perf_counter(), Swept()
+        quiet_schedule = self._quiet_schedule(model, device)
+        with self._attached(model, quiet_schedule) as attachment:
+            meeting = self._meeting(attachment)
+            self._listener.progress(f"{in_words(model)}; compute alone: {WARM_UP_STEPS + self._settings.num_steps} steps")
+            quiet = yield from self._steps(model, attachment, device)
+            self._listener.progress("collectives alone")
+            with failing(meeting):
+                self._sweep(attachment, device, meeting, swept)
+            compute = self._compute(quiet, meeting)
+            backwards = [self._backward(quiet, attachment.plan, meeting)]
+            gathers = self._gathers(quiet, attachment, meeting) if device.type == "cpu" else {}
+        beside, plan = yield from self._beside(model, device, meeting, backwards)
+        if not meeting.is_first:
+            return None
+        table = plan.modules
+        reduced = _members(plan, Kind.REDUCE_SCATTER)
+        measured = Measurements(
+            table,
+            compute,
+            gathers,
+            swept,
+            beside,
+            sum(module.reduced_bytes for module in reduced),
+            sum(module.gathered_bytes for module in _members(plan, Kind.ALL_GATHER)),
+            device.type,
+            in_words(model),
+            _source(self._settings, model, device),
+            [*self._notes, *swept.notes],
+            backwards,
+        )
+        profile, comments = profile_of(measured)
+        summary = _summary(measured, time.perf_counter() - begun_s)
+        return Calibrated(profile_text(profile, comments), table, [*summary, *checks(backwards, profile)])
+
+    def _quiet_schedule(self, model: nn.Module, device: torch.device) -> str:
+        if device.type == "cpu":
+            return ON_CPU
+        try:
+            with attach(model, ON_DEVICE, options=self._options):
+                return ON_DEVICE
+        except CommplanError as error:
+            self._notes.append(f"parameters are gathered beside compute, which may slow it: {error}")
+            return ON_CPU
+
+    @contextmanager
+    def _attached(self, model: nn.Module, schedule: str) -> Generator[Attachment]:
+        with attach(model, schedule, options=self._options) as attachment, self.stepper.showing(attachment):
+            yield attachment
+
+    def _steps(self, model: nn.Module, attachment: Attachment, device: torch.device) -> Generator[None, None, list[_Step]]:
+        """Counted steps under what is attached."""
+        with Watch(model, attachment.units, clock_of(device)) as watch:
+            yield from repeat(None, WARM_UP_STEPS)
+            watch.take()
+            steps = []
+            for _ in range(self._settings.num_steps):
+                yield
+                if (report := attachment.last_backward) is not None and (backwards := watch.take()):
+                    steps.append(_Step(backwards, report))
+            if not steps:
+                raise CommplanError(
+                    f"in {self._settings.num_steps} steps no backward reduced anything: with gradients accumulated over more "
+                    "backwards than an optimizer step takes, there is nothing to measure"
+                )
+            return steps
+
+    def _meeting(self, attachment: Attachment) -> Meeting:
+        meshes = {private.mesh(unit.raw) for unit in attachment.units}
+        ranks = sorted({rank for mesh in meshes for rank in private.mesh_ranks(mesh).ranks})
+        limits = self._settings.limits
+        record = {
+            "how to measure (the options of `commplan profile`)": f"{self._settings.num_steps} steps, {limits.budget_s} s"
+        }
+        name = agree(private.default_store(), ranks, dist.get_rank(), record, limits.timeout_s)
+        board = Board(lambda: faults.own_store(private.default_store()), name, dist.get_rank(), ranks)
+        return Meeting(board, limits.timeout_s)
+
+    def _sweep(self, attachment: Attachment, device: torch.device, meeting: Meeting, swept: Swept) -> None:
+        """Between two steps, when the attached schedule is idle, on its process groups."""
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        found = collectives(_trained(attachment), swept.notes)
+        lanes = lanes_for(device, self._settings.limits.timeout_s)
+        try:
+            Sweep(found, lanes, meeting, self._settings.limits).run(swept)
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
+        finally:
+            lanes.close()
+
+    def _compute(self, steps: Sequence[_Step], meeting: Meeting) -> dict[str, Spread]:
+        """Of each module alone; only the first rank knows."""
+        seen: dict[str, list[float]] = {}
+        for step in steps:
+            for backward in step.backwards:
+                for name, seconds in backward.compute_s.items():
+                    seen.setdefault(name, []).append(seconds)
+        own = {name: _plain(Spread.of(seconds)) for name, seconds in seen.items()}
+        merged = meeting.conclude(
+            own,
+            lambda ranks: {
+                name: _plain(Spread.middle([Spread(*of_rank[name]) for of_rank in ranks if name in of_rank]))
+                for name in ranks[0]
+            },
+            "compute of modules",
+        )
+        return {name: Spread(*figures) for name, figures in merged.items()}
+
+    def _backward(self, steps: Sequence[_Step], plan: Plan, meeting: Meeting) -> Backward:
+        """A whole backward; only the first rank's is that of all."""
+        own = _plain(Spread.of([step.report.duration_s for step in steps]))
+        merged = meeting.conclude(
+            own, lambda ranks: _plain(Spread.middle([Spread(*of_rank) for of_rank in ranks])), "backwards of ranks"
+        )
+        return Backward(plan, Spread(*merged))
+
+    def _gathers(self, steps: Sequence[_Step], attachment: Attachment, meeting: Meeting) -> dict[str, Spread]:
+        """What FSDP2's all-gathers held compute for, of the modules whose parameters are not whole anyway."""
+        gathered = {
+            module.name: str(dist.get_process_group_ranks(cast(Any, unit.group(Axis.SHARD))))
+            for unit, module in _trained(attachment)
+            if module.shard_size > 1 and module.resharded_after_forward
+        }
+        own = {name: [group, [step.backwards[-1].pre_s.get(name, 0.0) for step in steps]] for name, group in gathered.items()}
+        merged = meeting.conclude(
+            own,
+            lambda ranks: {name: _plain(slowest_group(of_rank[name] for of_rank in ranks)) for name in ranks[0]},
+            "all-gathers of FSDP2's own",
+        )
+        return {name: Spread(*figures) for name, figures in merged.items()}
+
+    def _beside(
+        self, model: nn.Module, device: torch.device, meeting: Meeting, backwards: list[Backward]
+    ) -> Generator[None, None, tuple[Beside | None, Plan]]:
+        """With communication beside compute, if the model lets a schedule gather its parameters."""
+        try:
+            attachment = attach(model, BESIDE, options=self._options)
+        except CommplanError as error:
+            self._notes.append(f"communication was not measured beside compute: {error}")
+            with self._attached(model, ON_CPU) as attachment:
+                return None, attachment.plan
+        with attachment, self.stepper.showing(attachment):
+            self._listener.progress(f"communication beside compute: {WARM_UP_STEPS + self._settings.num_steps} steps")
+            steps = yield from self._steps(model, attachment, device)
+            plan = attachment.plan
+            backwards.append(self._backward(steps, plan, meeting))
+            own = Beside.middle([_beside_of(step, plan) for step in steps])
+            merged = meeting.conclude(
+                [getattr(own, name) for name in Beside.__dataclass_fields__],
+                lambda ranks: [
+                    getattr(Beside.middle([Beside(*figures) for figures in ranks]), name)
+                    for name in Beside.__dataclass_fields__
+                ],
+                "communication beside compute",
+            )
+            return Beside(*merged), plan
+
+
+def _beside_of(step: _Step, plan: Plan) -> Beside:
+    times, report = step.backwards[-1], step.report
+    copied_s = {copy: seconds for copy, (_, seconds) in times.copies.items()}
+    return Beside(
+        sum(times.compute_s.values()),
+        {lane: report.hidden_s(lane) for lane in report.lanes},
+        report.hidden_s(),
+        max(times.hooks_s - report.compute_wait_s() - sum(copied_s.values()), 0.0),
+        sum(isinstance(one, OpStep) and one.lane != COMPUTE_LANE for one in plan.steps),
+        copied_s[Copy.PACK],
+        copied_s[Copy.UNPACK],
+        copied_s[Copy.WRITE],
+        times.copies[Copy.WRITE][0],
+    )
+
+
+def _trained(attachment: Attachment) -> list[tuple[FsdpUnit, Module]]:
+    """The units of the plan's modules, in its order."""
+    by_name = {unit.name: unit for unit in attachment.units}
+    return [(by_name[module.name], module) for module in attachment.plan.modules.modules]
+
+
+def _members(plan: Plan, kind: Kind) -> list[Module]:
+    members = members_of(plan)
+    return [module for step in plan.steps if isinstance(step, OpStep) and step.kind is kind for module in members(step)]
+
+
+def _plain(spread: Spread) -> list[float]:
+    return [spread.median_s, spread.low_s, spread.high_s, spread.num]
+
+
+def _source(settings: Settings, model: nn.Module, device: torch.device) -> list[str]:
+    """Machine, versions and command."""
+    backend = backend_for(cast(Any, dist.group.WORLD), device)
+    kind = _processor()
+    if device.type != "cpu":
+        name = getattr(torch.get_device_module(device), "get_device_name", lambda: device.type)()
+        kind = f"{name}; host: {kind}"
+    hosts = max(1, dist.get_world_size() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or dist.get_world_size()))
+    return [
+        f"measured by: {settings.command}",
+        f"date: {time.strftime('%Y-%m-%d %H:%M:%S %z')}",
+        f"model: {in_words(model)}",
+        f"job: {dist.get_world_size()} ranks on {hosts} host(s), backend {backend}, {settings.num_steps} steps of each kind",
+        f"machine: {kind}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {platform.machine()}",
+        f"versions: commplan {commplan.__version__}, torch {torch.__version__}, Python {platform.python_version()}",
+    ]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name")]
+    return names[0] if names else platform.processor() or "a processor of unknown name"
+
+
+def _summary(measured: Measurements, seconds: float) -> list[str]:
+    alone_s = sum(spread.median_s for spread in measured.compute.values())
+    rates = ", ".join(f"{kind} over {axis} {rate / 1e9:.3g} GB/s" for (axis, kind), rate in transfers(measured).items())
+    num = statistics.median([spread.num for spread in measured.compute.values()] or [0])
+    return [
+        f"{measured.name}",
+        f"compute of a backward alone {alone_s * 1e3:.1f} ms (medians of {num:.0f}); {rates or 'no axis of several ranks'}",
+        f"measured in {seconds:.0f} s",
+    ]

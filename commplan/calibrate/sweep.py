@@ -1,0 +1,310 @@
+"""Collectives alone, over a range of sizes, on the process groups and with the reductions of an attached schedule.
+
+Every batch begins with ranks meeting on the groups themselves, in the queue in which the collectives follow: the host need
+not be on time, and all groups of an axis run at once, as in a backward.  A batch is the same collective some times in a row,
+so that what differs at its begin and its end weighs little; what is left of ranks that arrive at different times is taken
+out as `slowest_group` says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from commplan.calibrate.meeting import Meeting
+from commplan.calibrate.statistics import Spread, slowest_group
+from commplan.errors import ExecutionError
+from commplan.execute.lanes import Lanes, Task, Token
+from commplan.execute.ranks import listed
+from commplan.fsdp2.unit import FsdpUnit
+from commplan.language.modules import Module
+from commplan.ops import ITEMSIZE_BYTES, TRAITS, Axis, Kind
+
+SMALLEST_BYTES: Final = 4096
+STEP: Final = 4
+"""Each size is so many times the one before."""
+
+BATCH_S: Final = 0.03
+"""What a batch takes, where one collective takes less."""
+
+MAX_IN_ROW: Final = 20
+MIN_REPEATS: Final = 3
+MAX_REPEATS: Final = 9
+
+SHARED: Final = 1.1
+"""From this ratio of its time beside the other axis' collective to its time alone on, a collective is taken to share a link."""
+
+Start = Callable[[], dist.Work | None]
+
+
+def nothing() -> None:
+    """Arrive at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long it may take.
+
+    Attributes:
+        budget_s: about, for all sizes of all collectives; every size gets its least number of repetitions all the same.
+        timeout_s: for one collective, or for another rank to come.
+        arrive: what a rank does between the meeting and a batch.
+    """
+
+    budget_s: float = 60.0
+    timeout_s: float = 60.0
+    arrive: Callable[[], None] = nothing
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A collective at one size: bytes of the whole tensor on one rank."""
+
+    size_bytes: int
+    spread: Spread
+
+
+@dataclass
+class Swept:
+    """What the sweep found.
+
+    Attributes:
+        points: (axis, kind) -> by ascending size.
+        dtypes: what was sent.
+        crowded: how many times as long the collectives of the two axes took beside one another; None where they never are.
+        notes: what was left out, and why.
+    """
+
+    points: dict[tuple[Axis, Kind], list[Measured]] = field(default_factory=dict)
+    dtypes: dict[tuple[Axis, Kind], str] = field(default_factory=dict)
+    crowded: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One kind over one axis, as a unit does it."""
+
+    axis: Axis
+    kind: Kind
+    dtype: str
+    group: dist.ProcessGroup
+    largest_bytes: int
+    unit: FsdpUnit
+
+    def __str__(self) -> str:
+        return f"{self.kind} over the {self.axis} axis"
+
+    @property
+    def ranks(self) -> str:
+        """Of its process group, in words."""
+        return f"{self.axis} group of ranks {listed(dist.get_process_group_ranks(self.group))}"
+
+    def sizes(self) -> list[int]:
+        """From small to the model's largest; each a whole number of elements for every rank."""
+        grain_bytes = ITEMSIZE_BYTES[self.dtype] * (1 if self.kind is Kind.ALL_REDUCE else self.group.size())
+        wanted, size_bytes = [], SMALLEST_BYTES
+        while size_bytes < self.largest_bytes:
+            wanted.append(size_bytes)
+            size_bytes *= STEP
+        wanted.append(self.largest_bytes)
+        return sorted({max(grain_bytes, size // grain_bytes * grain_bytes) for size in wanted})
+
+    def prepare(self, size_bytes: int) -> Start:
+        """Make buffers for one, on compute; what starts it, any number of times."""
+        dtype, num_ranks = getattr(torch, self.dtype), self.group.size()
+        whole = torch.zeros(size_bytes // ITEMSIZE_BYTES[self.dtype], dtype=dtype, device=self.unit.device)
+        part = whole.new_zeros(whole.numel() // num_ranks)
+        reduction = self.unit.partial_reduction(dtype)
+        if self.kind is Kind.REDUCE_SCATTER:
+            return lambda: self.unit.reduce_scatter(part, whole, self.group, reduction)
+        if self.kind is Kind.ALL_GATHER:
+            return lambda: self.unit.all_gather(whole, part, self.group)
+        return lambda: dist.all_reduce(whole, reduction.replicate_op, self.group, async_op=True)
+
+
+def collectives(units: Sequence[tuple[FsdpUnit, Module]], notes: list[str]) -> list[Collective]:
+    """What there is to measure: on the mesh on which most bytes are reduced, up to the largest module there."""
+    bytes_on: dict[tuple[int, ...], int] = {}
+    for unit, module in units:
+        bytes_on[_ranks(unit)] = bytes_on.get(_ranks(unit), 0) + module.reduced_bytes
+    main = max(bytes_on, key=lambda ranks: bytes_on[ranks])
+    if len(bytes_on) > 1:
+        left_out = [module.name for unit, module in units if _ranks(unit) != main]
+        notes.append(
+            f"measured on the mesh of most bytes; other meshes ({', '.join(left_out[:3])}, ...) are taken to be like it"
+        )
+    there = [(unit, module) for unit, module in units if _ranks(unit) == main]
+    unit, module = max(there, key=lambda pair: pair[1].reduced_bytes)
+    found = []
+    for kind, dtype, largest in (
+        (Kind.ALL_GATHER, module.gather_dtype, max(m.gathered_bytes for _, m in there)),
+        (Kind.REDUCE_SCATTER, module.reduce_dtype, max(m.reduced_bytes for _, m in there)),
+        (Kind.ALL_REDUCE, module.reduce_dtype, max(m.shard_bytes for _, m in there)),
+    ):
+        axis = TRAITS[kind].axis
+        assert axis is not None
+        group = unit.group(axis)
+        if group is None or group.size() == 1:
+            continue
+        if kind is Kind.ALL_GATHER and not unit.gathers_by_default:
+            notes.append("all_gather was left out: the model brings one of its own")
+            continue
+        found.append(Collective(axis, kind, dtype, group, largest, unit))
+    return found
+
+
+def _ranks(unit: FsdpUnit) -> tuple[int, ...]:
+    return tuple(rank for axis in Axis if (group := unit.group(axis)) for rank in (-1, *dist.get_process_group_ranks(group)))
+
+
+class Sweep:
+    """Measures collectives on lanes of its own; all ranks do the same.
+
+    Args:
+        lanes: that nothing else uses, on a device that is idle.
+    """
+
+    def __init__(self, found: Sequence[Collective], lanes: Lanes, meeting: Meeting, limits: Limits) -> None:
+        self._collectives = found
+        self._lanes, self._meeting, self._limits = lanes, meeting, limits
+        for axis in Axis:
+            lanes.open(axis, "normal")
+        groups = {one.axis: one for one in found}
+        self._groups = [groups[axis] for axis in Axis if axis in groups]
+
+    def run(self, swept: Swept) -> None:
+        """Measure all of them into `swept`.
+
+        Raises:
+            ExecutionError: a collective did not end in time, or a rank did not come; names the collective, the group, ranks.
+        """
+        end_s = time.perf_counter() + self._limits.budget_s
+        left = sum(len(one.sizes()) for one in self._collectives)
+        for one in self._collectives:
+            swept.dtypes[one.axis, one.kind] = one.dtype
+            points = swept.points[one.axis, one.kind] = []
+            for size_bytes in one.sizes():
+                points.append(self._point(one, size_bytes, (end_s - time.perf_counter()) / left))
+                left -= 1
+        swept.crowded = self._crowded(swept)
+
+    def _point(self, one: Collective, size_bytes: int, share_s: float) -> Measured:
+        """One size, within about `share_s`."""
+        what = f"{one} of {size_bytes} bytes"
+        first_s = self._together(one, what, [self._batch(one, size_bytes, 1, what)], share_s)["median_s"]
+        # The first pays for connections and memory, so that it tells little of a small one: again.
+        known = self._together(one, what, [self._batch(one, size_bytes, 1, what)], share_s)
+        once_s, share_s = min(first_s, known["median_s"]), known["share_s"]
+        in_row = max(1, min(MAX_IN_ROW, round(BATCH_S / max(once_s, 1e-9))))
+        repeats = max(MIN_REPEATS, min(MAX_REPEATS, int(share_s / max(in_row * once_s, 1e-9))))
+        seconds = [self._batch(one, size_bytes, in_row, what) for _ in range(repeats)]
+        found = self._together(one, what, seconds, share_s)
+        return Measured(size_bytes, Spread(found["median_s"], found["low_s"], found["high_s"], found["num"]))
+
+    def _together(self, one: Collective, what: str, seconds: Sequence[float], share_s: float) -> dict[str, Any]:
+        """What ranks measured, as one figure; the first rank's share of time, so that all go on alike."""
+
+        def conclude(values: list[Any]) -> dict[str, Any]:
+            spread = slowest_group((group, of_rank) for group, of_rank, _ in values)
+            found = {name: getattr(spread, name) for name in ("median_s", "low_s", "high_s", "num")}
+            return found | {"share_s": values[0][2]}
+
+        return dict(self._meeting.conclude([one.ranks, list(seconds), share_s], conclude, what))
+
+    def _batch(self, one: Collective, size_bytes: int, in_row: int, what: str) -> float:
+        """Seconds of one of `in_row` in a row, on this rank, from its own arrival on."""
+        with self._lanes.compute():
+            start = one.prepare(size_bytes)
+            self._meet(one, what)
+            tokens = [self._lanes.submit(one.axis, _task(one, what, start), ()) for _ in range(in_row)]
+            return self._times(tokens[-1:])[one.axis] / in_row
+
+    def _crowded(self, swept: Swept) -> float | None:
+        """The largest of either axis, as many as take equally long, beside one another."""
+        pair = [next((c for c in self._collectives if c.axis is axis and c.kind is not Kind.ALL_GATHER), None) for axis in Axis]
+        first, second = pair
+        if first is None or second is None:
+            return None
+        alone_s = {c.axis: swept.points[c.axis, c.kind][-1].spread.median_s for c in (first, second)}
+        whole_s = max(BATCH_S, *(2 * seconds for seconds in alone_s.values()))
+        in_row = {axis: max(1, round(whole_s / max(seconds, 1e-9))) for axis, seconds in alone_s.items()}
+        what = f"{first} beside {second}"
+
+        def conclude(values: list[Any]) -> float:
+            ratios = []
+            for of_repeat in zip(*(seconds for _, seconds in values), strict=True):
+                by_axis = {}
+                for axis in (first.axis, second.axis):
+                    seen = [(groups[axis], [seconds[axis]]) for (groups, _), seconds in zip(values, of_repeat, strict=True)]
+                    by_axis[axis] = slowest_group(seen).median_s
+                # The one that ends first had the other one beside it all the time.
+                axis = min(by_axis, key=lambda axis: by_axis[axis])
+                ratios.append(by_axis[axis] / (in_row[axis] * alone_s[axis]))
+            return Spread.of(ratios).median_s
+
+        seconds = [self._both(first, second, in_row, what) for _ in range(MIN_REPEATS)]
+        groups = {c.axis: c.ranks for c in (first, second)}
+        return float(self._meeting.conclude([groups, seconds], conclude, what))
+
+    def _both(self, first: Collective, second: Collective, in_row: dict[Axis, int], what: str) -> dict[Axis, float]:
+        with self._lanes.compute():
+            starts = {c.axis: c.prepare(c.sizes()[-1]) for c in (first, second)}
+            met = self._meet(first, what)
+            tokens: list[Token] = []
+            for one in (first, second):
+                for _ in range(in_row[one.axis]):
+                    tokens.append(self._lanes.submit(one.axis, _task(one, what, starts[one.axis]), (met,)))
+            return self._times(tokens)
+
+    def _meet(self, one: Collective, what: str) -> Token:
+        """Ranks meet, on every axis, that of `one` last; then each arrives as it likes."""
+        token: Token | None = None
+        for other in sorted(self._groups, key=lambda group: group.axis is one.axis):
+            start = _meeting_on(other)
+            task = Task(f"the meeting before {what}", "", other.ranks, start, nothing, False, process_group=other.group)
+            token = self._lanes.submit(one.axis, task, () if token is None else (token,))
+        arrive = Task(f"the way to {what}", "", "this rank", self._arrive, nothing, is_communication=False)
+        return self._lanes.submit(one.axis, arrive, ())
+
+    def _arrive(self) -> None:
+        self._limits.arrive()
+
+    def _times(self, tokens: Sequence[Token]) -> dict[Axis, float]:
+        """By axis, from the begin of the first of its collectives to the end of the last."""
+        self._lanes.wait(tokens)
+        ops, _ = self._lanes.take_intervals()
+        self._lanes.rest()
+        found = {}
+        for axis in Axis:
+            of_axis = [op for op in ops if op.lane == axis]
+            if of_axis:
+                found[axis] = max(op.end_s for op in of_axis) - min(op.begin_s for op in of_axis)
+        if self._lanes.failure is not None:
+            raise self._lanes.failure
+        return found
+
+
+def _task(one: Collective, what: str, start: Start) -> Task:
+    return Task(what, "", one.ranks, start, nothing, process_group=one.group)
+
+
+def _meeting_on(one: Collective) -> Start:
+    tensor = torch.zeros(1, device=one.unit.device)
+    return lambda: dist.all_reduce(tensor, group=one.group, async_op=True)
+
+
+@contextmanager
+def failing(meeting: Meeting) -> Iterator[None]:
+    """Inside, what ends this rank's measurement is told to the others, who would wait for it."""
+    try:
+        yield
+    except ExecutionError as error:
+        meeting.give_up(error)
+        raise

@@ -1,0 +1,334 @@
+"""Profiles of training jobs in four real processes: what they hold, what they leave behind, and that nothing hangs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import commplan
+from commplan.calibrate import Limits, Outcome, Settings, run, session
+from commplan.calibrate.meeting import Meeting
+from commplan.calibrate.sweep import Sweep, Swept, collectives
+from commplan.errors import CollectiveTimeoutError, ExecutionError
+from commplan.execute.agreement import agree
+from commplan.execute.board import Board
+from commplan.execute.lanes import Lanes
+from commplan.execute.streams import DeviceHooks, StreamLanes
+from commplan.fsdp2 import torch_faults, torch_private
+from commplan.fsdp2.devices import lanes_for
+from commplan.language.profiles import Profile, parse_profile
+from commplan.ops import Axis, Kind
+from commplan.simulate import costs, simulate
+from tests.devices.fake import FakeModule, Pace
+from tests.worlds import models
+from tests.worlds.world import Rank, Worlds
+
+LIMITS = Limits(budget_s=1.0, timeout_s=60.0)
+NUM_STEPS = 2 + 2 * (session.WARM_UP_STEPS + 2)
+"""The model is found at the first, and everything is there after the second; then two blocks of two counted steps."""
+
+
+@dataclass
+class Told:
+    """What a measurement tells."""
+
+    lines: list[str] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def progress(self, line: str) -> None:
+        self.lines.append(line)
+
+    def outcome(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+
+class Job:
+    """A training script: blocks of two sizes, two microbatches a step; counts its steps."""
+
+    def __init__(self, here: Rank, *, bf16: bool = False) -> None:
+        torch.manual_seed(0)
+        self.model: Any = models.shard(models.Mlps((40, 64, 40), head=3), here.mesh((2, 2)), bf16=bf16)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.steps = 0
+        self.seed = here.rank
+        self.saw_a_schedule = False
+
+    def train(self, num_steps: int = 1000) -> None:
+        torch.manual_seed(self.seed)
+        for _ in range(num_steps):
+            self.steps += 1
+            for micro in range(2):
+                self.model.set_requires_gradient_sync(micro == 1)
+                self.model(torch.randn(3, 4)).square().sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def parameters(self) -> list[torch.Tensor]:
+        return [p.to_local().clone() for p in self.model.parameters()]
+
+    @property
+    def is_driven(self) -> bool:
+        states = [state for _, state in torch_private.states(self.model)]
+        owners = [*states, *(group for state in states for group in torch_private.groups(state))]
+        return any(torch_private.replaced_attributes(owner) for owner in owners)
+
+
+def calibrated(work: Callable[[], object], **settings: Any) -> tuple[Outcome, bool]:
+    told = Told()
+    is_ended = run(Settings(2, LIMITS, "commplan profile -- it", **settings), work, told)
+    (outcome,) = told.outcomes
+    return outcome, is_ended
+
+
+def whole(here: Rank) -> tuple[str | None, str | None, bool, int]:
+    job = Job(here)
+    outcome, is_ended = calibrated(job.train)
+    assert (outcome.error, outcome.problem, is_ended) == (None, "", True)
+    assert not job.is_driven
+    plain = Job(here)
+    plain.train(job.steps)
+    is_undisturbed = all(torch.equal(a, b) for a, b in zip(job.parameters(), plain.parameters(), strict=True))
+    found = outcome.calibrated
+    if found is None:
+        return None, None, is_undisturbed, job.steps
+    return found.profile, found.table.model_dump_json(), is_undisturbed, job.steps
+
+
+def test_a_profile_of_a_job_is_whole_and_training_is_not_disturbed(worlds: Worlds) -> None:
+    ranks = worlds.of(4).run(whole)
+    assert [(profile is None, is_undisturbed, steps) for profile, _, is_undisturbed, steps in ranks] == [
+        (rank > 0, True, NUM_STEPS) for rank in range(4)
+    ]
+    text, table_text, *_ = ranks[0]
+    profile, table = parse_profile(text), commplan.compiler.module_table(table_text)
+    assert profile.compute_s.modules.keys() == {"(root)", "b.0", "b.1", "b.2"} == {m.name for m in table.modules}
+    assert all(seconds > 0 for name, seconds in profile.compute_s.modules.items() if name != "(root)")
+    for axis, kind, largest in (
+        (Axis.SHARD, Kind.ALL_GATHER, max(m.gathered_bytes for m in table.modules)),
+        (Axis.SHARD, Kind.REDUCE_SCATTER, max(m.reduced_bytes for m in table.modules)),
+        (Axis.REPLICATE, Kind.ALL_REDUCE, max(m.shard_bytes for m in table.modules)),
+    ):
+        transfer = profile.transfer(axis, kind)
+        # The model is smaller than the smallest size of a sweep: its own is the only one.
+        ((at_bytes, _),) = transfer.points
+        assert at_bytes == 0
+        assert sum(transfer.seconds(largest)) > 0
+    assert profile.axes[Axis.SHARD].fsdp2_all_gather is not None
+    assert profile.fsdp2_gathers == "blocking"
+    assert profile.host.issue_s > 0
+    for said in (
+        "measured by: commplan profile -- it",
+        "date: 20",
+        "versions: commplan",
+        f"torch {torch.__version__}",
+        "4 ranks on",
+        "backend gloo",
+        "mesh (2, 2)",
+        "cores",
+        "check: a backward under blocking took",
+        "check: a backward under prefetch_overlap took",
+    ):
+        assert said in profile.source
+    assert text.count("the middle half of") >= 8
+    for name in ("blocking", "prefetch_overlap", "delayed_allreduce"):
+        plan = commplan.compile(name, table)
+        assert simulate(plan, costs(plan, profile)).duration_s > sum(profile.compute_s.modules.values())
+
+
+class Slow(torch.autograd.Function):
+    """Backward takes some time more."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.seconds)
+        return grad, None
+
+
+class SlowBlock(nn.Module):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.seconds = seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Slow.apply(torch.tanh(self.linear(x)), self.seconds)
+
+
+def of_known_compute(here: Rank) -> str | None:
+    torch.manual_seed(0)
+    net = nn.Sequential(SlowBlock(0.0), SlowBlock(0.3), SlowBlock(0.1))
+    model = models.shard(net, here.mesh((2, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def work() -> None:
+        while True:
+            model(torch.randn(2, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    outcome, _ = calibrated(work)
+    return outcome.calibrated.profile if outcome.calibrated else None
+
+
+def test_compute_is_told_by_module(worlds: Worlds) -> None:
+    text, *_ = worlds.of(4).run(of_known_compute)
+    found = parse_profile(text).compute_s
+    # What sleeps can't be quicker; a busy machine may be slower.
+    assert found.modules["1"] >= 0.3
+    assert 0.1 <= found.modules["2"] < found.modules["1"]
+    assert found.modules["0"] < 0.1
+    assert found.default is not None
+
+
+def workers(timeout_s: float) -> Lanes:
+    return lanes_for(torch.device("cpu"), timeout_s)
+
+
+def streams(timeout_s: float) -> Lanes:
+    """Lanes of a device whose every event is a millisecond after the one before."""
+    return StreamLanes(torch.device("cpu"), timeout_s, DeviceHooks(module=FakeModule(Pace.EAGER)))
+
+
+def sweeping(
+    here: Rank,
+    *,
+    arrive: Callable[[], None],
+    timeout_s: float = 60.0,
+    numel: int = 1 << 16,
+    make_lanes: Callable[[float], Lanes] = workers,
+) -> Swept:
+    """A sweep over the groups of a model of one large weight."""
+    torch.manual_seed(0)
+    model = models.shard(nn.Sequential(nn.Linear(numel // 256, 256, bias=False)), here.mesh((2, 2)))
+    with commplan.attach(model, "blocking", options=commplan.Options(timeout_s=timeout_s)) as attachment:
+        store = torch_private.default_store()
+        name = agree(store, range(4), here.rank, {"test": "sweep"}, 60.0)
+        board = Board(lambda: torch_faults.own_store(store), name, here.rank, range(4))
+        lanes = make_lanes(timeout_s)
+        found = Swept()
+        trained = [
+            (unit, module)
+            for unit in attachment.units
+            for module in attachment.plan.modules.modules
+            if module.name == unit.name
+        ]
+        limits = Limits(0.5, timeout_s, arrive)
+        try:
+            Sweep(collectives(trained, found.notes), lanes, Meeting(board, timeout_s), limits).run(found)
+        finally:
+            lanes.close()
+        return found
+
+
+def nap(rank: int, sleeper: int, seconds: float) -> None:
+    if rank == sleeper:
+        time.sleep(seconds)
+
+
+SKEW_S = 0.25
+
+
+def skewed(here: Rank, sleeper: int) -> dict[tuple[Axis, Kind], list[tuple[int, float]]]:
+    found = sweeping(here, arrive=partial(nap, here.rank, sleeper, SKEW_S))
+    return {key: [(p.size_bytes, p.spread.median_s) for p in points] for key, points in found.points.items()}
+
+
+@pytest.mark.parametrize("sleeper", [0, 3])
+def test_a_rank_that_arrives_late_is_not_taken_for_a_slow_network(worlds: Worlds, sleeper: int) -> None:
+    """With one collective in a row each of the others takes as long as the sleeper is late; what counts does not."""
+    found, *others = worlds.of(4).run(skewed, sleeper=sleeper)
+    assert all(other == found for other in others)
+    assert found.keys() == {
+        (Axis.SHARD, Kind.ALL_GATHER),
+        (Axis.SHARD, Kind.REDUCE_SCATTER),
+        (Axis.REPLICATE, Kind.ALL_REDUCE),
+    }
+    sizes = [size for size, _ in found[Axis.SHARD, Kind.REDUCE_SCATTER]]
+    assert sizes == [1 << 12, 1 << 14, 1 << 16, 1 << 18]
+    assert [size for size, _ in found[Axis.REPLICATE, Kind.ALL_REDUCE]] == [1 << 12, 1 << 14, 1 << 16, 1 << 17]
+    for points in found.values():
+        for _, seconds in points:
+            assert seconds < SKEW_S / 4
+
+
+def on_a_device(here: Rank) -> dict[tuple[Axis, Kind], set[float]]:
+    found = sweeping(here, arrive=lambda: None, make_lanes=streams)
+    assert found.crowded is not None
+    return {key: {round(p.spread.median_s, 9) for p in points} for key, points in found.points.items()}
+
+
+def test_on_a_device_its_events_tell_the_time(worlds: Worlds) -> None:
+    for found in worlds.of(4).run(on_a_device):
+        assert len(found) == 3
+        # Of 3 to 20 in a row: each has an event where compute issues it, one where it begins and one where it ends.
+        for seconds in found.values():
+            assert all(1e-3 <= one <= 3e-3 for one in seconds)
+
+
+def stalled(here: Rank) -> tuple[str, str, float]:
+    begun_s = time.monotonic()
+    with pytest.raises(ExecutionError) as raised:
+        sweeping(here, arrive=partial(nap, here.rank, 3, 12.0), timeout_s=3.0)
+    return type(raised.value).__name__, str(raised.value), time.monotonic() - begun_s
+
+
+def test_a_collective_that_stalls_is_named_and_nobody_hangs(worlds: Worlds) -> None:
+    with worlds.thrown_away(4) as world:
+        found = world.run(stalled)
+    name, text, _ = found[2]
+    assert name == CollectiveTimeoutError.__name__
+    assert "all_gather over the shard axis of 4096 bytes on shard group of ranks 2, 3 did not end within" in text
+    for _, text, _ in (found[0], found[1]):
+        assert "all_gather over the shard axis of 4096 bytes" in text
+        assert "rank" in text
+
+
+def unlike(here: Rank) -> str:
+    told = Told()
+    run(Settings(1 + here.rank % 2, LIMITS), Job(here).train, told)
+    return str(told.outcomes[0].error)
+
+
+def test_ranks_that_were_started_unlike(worlds: Worlds) -> None:
+    for error in worlds.of(4).run(unlike):
+        assert "ranks disagree on how to measure" in error
+
+
+def short(here: Rank) -> tuple[str, bool]:
+    job = Job(here)
+    outcome, is_ended = calibrated(partial(job.train, 3))
+    assert not job.is_driven
+    assert outcome.calibrated is None
+    return outcome.problem, is_ended
+
+
+def test_a_script_that_ends_early_gives_no_profile(worlds: Worlds) -> None:
+    for problem, is_ended in worlds.of(4).run(short):
+        assert "the script ended in the first steps, before everything was measured" in problem
+        assert not is_ended
+
+
+def in_bf16(here: Rank) -> str | None:
+    outcome, _ = calibrated(Job(here, bf16=True).train)
+    return outcome.calibrated.profile if outcome.calibrated else None
+
+
+def test_dtypes_are_the_jobs_own(worlds: Worlds) -> None:
+    text, *_ = worlds.of(4).run(in_bf16)
+    after = {kind: text.split(f"\n    {kind}:")[0].splitlines()[-2] for kind in ("all_gather", "reduce_scatter", "all_reduce")}
+    assert "bfloat16" in after["all_gather"]
+    assert "float32" in after["reduce_scatter"]
+    assert "float32" in after["all_reduce"]
+    assert isinstance(parse_profile(text), Profile)
