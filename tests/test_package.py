@@ -56,8 +56,9 @@ except SystemExit as end:
         RUN.format(arguments=["diff", "blocking", "blocking", "--modules", "4"]),
         RUN.format(arguments=["schema"]),
         "import commplan.picture",
+        RUN.format(arguments=["estimate", "llama3-8b", "--node", "dgx-h100", "--shard", "8", "-o", os.devnull]),
     ],
-    ids=["import", "compile", "check", "plan", "list", "explain", "diff", "schema", "picture"],
+    ids=["import", "compile", "check", "plan", "list", "explain", "diff", "schema", "picture", "estimate"],
 )
 def test_torch_is_not_loaded(code: str) -> None:
     loaded = modules_after(code)
@@ -86,6 +87,13 @@ def test_the_wheel_carries_schedules_types_and_nothing_else(wheel: Path) -> None
     assert sorted(path.name for path in (wheel / "commplan" / "schedules").iterdir()) == SCHEDULES
     assert (wheel / "commplan" / "py.typed").is_file()
     assert {path.name for path in wheel.iterdir()} == {"commplan", f"commplan-{version('commplan')}.dist-info"}
+
+
+def test_the_wheel_carries_presets(wheel: Path) -> None:
+    folder = Path("commplan", "estimate", "presets")
+    found, expected = (sorted(path.relative_to(base) for path in (base / folder).rglob("*.yaml")) for base in (wheel, ROOT))
+    assert len(expected) >= 5
+    assert found == expected
 
 
 def test_the_wheel_finds_its_schedules(wheel: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 import commplan
 from commplan import compiler
-from commplan.cli import EXIT_UNUSABLE, bench, calibration, compare, formats, inputs, predict, render, reporting, start, tuning
+from commplan.cli import EXIT_UNUSABLE, bench, calibration, compare, estimating, formats, inputs, predict, render, reporting, start, tuning
 from commplan.cli.formats import Format
 from commplan.cli.render import FileReport
 from commplan.errors import Rule, ScheduleError, Severity
@@ -137,6 +137,7 @@ for command in (compare.diff, predict.compare, reporting.report, tuning.tune, st
     app.command()(command)
 app.command("simulate")(predict.simulate_command)
 app.command("trace")(predict.trace_command)
+app.command("estimate")(estimating.estimate_command)
 
 # What follows the script is the script's.
 for command_of_job in (bench.bench, calibration.profile):

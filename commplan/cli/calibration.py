@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from commplan.cli import EXIT_UNUSABLE, launched
-from commplan.language.source import shown
+from commplan.cli.files import require_place, write_whole
 
 if TYPE_CHECKING:
     from commplan.calibrate import Outcome
@@ -54,7 +53,7 @@ def profile(
         launched.require_sizes(sizes, world_size, has_script=bool(command))
         if os.environ["RANK"] == "0":
             for option, path in (("--output", output), ("--table", table)):
-                _require_place(option, path)
+                require_place(option, path)
         work = launched.work(command or [], sizes)
         launched.require_torch()
     launched.as_python_starts()
@@ -68,17 +67,6 @@ def profile(
     if writer.exit_code and not writer.is_first:
         time.sleep(launched.LAST_WORD_S)
     raise typer.Exit(writer.exit_code)
-
-
-def _require_place(option: str, path: Path | None) -> None:
-    """Check before anything is measured that a file can be written."""
-    if path is None:
-        return
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise typer.BadParameter(f"there is no folder {shown(str(folder))}", param_hint=option)
-    if path.is_dir() or not os.access(folder, os.W_OK):
-        raise typer.BadParameter(f"{shown(str(path))} can't be written", param_hint=option)
 
 
 class _Writer:
@@ -117,25 +105,3 @@ class _Writer:
         if self._table is not None:
             told.append(f"{self._table}: the module table")
         print("\n".join(told), flush=True)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Let `path` hold `text`; nobody ever sees a part of it.
-
-    Raises:
-        OSError: it can't be written; what was there before is there still.
-    """
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")  # /dev/stdout, a pipe
-        return
-    handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(name).chmod(0o666 & ~mask)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -32,8 +32,10 @@ class _Representer(RoundTripRepresenter):
     """Knows figures."""
 
     def represent_figure(self, figure: _Figure) -> ScalarNode:
-        """As 1.235e+09."""
-        node: ScalarNode = self.represent_scalar("tag:yaml.org,2002:float", f"{figure:.{DIGITS}g}")
+        """As 1.235e+09, and as 2.0."""
+        text = f"{figure:.{DIGITS}g}"
+        text += ".0" if text.lstrip("-").isdecimal() else ""
+        node: ScalarNode = self.represent_scalar("tag:yaml.org,2002:float", text)
         return node
 
 

@@ -6,18 +6,16 @@ from bisect import bisect_left
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from commplan.errors import CommplanError
+from commplan.language.records import read_yaml
 from commplan.language.source import did_you_mean, load_text, shown
 from commplan.ops import Axis, Kind
 
 MAX_PROFILE_BYTES: Final = 4 * 1024 * 1024
-_MAX_REPORTED: Final = 20
 
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
 
@@ -175,26 +173,7 @@ def parse_profile(text: str, file: str = "<text>") -> Profile:
     Raises:
         CommplanError: naming the place of everything (of the first 20 things) that is wrong.
     """
-    try:
-        data = YAML(typ="rt", pure=True).load(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"{mark.line + 1}:{mark.column + 1}" if mark is not None else "1:1"
-        raise CommplanError(f"{file}:{place}: not YAML: {error.problem}") from error
-    # IndexError and KeyError: tags such as `!!int ''`.
-    except (YAMLError, ValueError, RecursionError, IndexError, KeyError) as error:
-        raise CommplanError(f"{file}: not YAML: {shown(str(error), 120)}") from error
-    if not isinstance(data, dict):
-        raise CommplanError(f"{file}:1:1: a profile is a mapping: `version: 1`, a name, `compute_s` and `axes`")
-    try:
-        return Profile.model_validate(data)
-    except ValidationError as error:
-        lines = [
-            f"{file}:{_place(data, e['loc'])}: {_path(e['loc'])}: {e['msg'].removeprefix('Value error, ')}"
-            for e in error.errors()
-        ]
-        rest = [f"and {len(lines) - _MAX_REPORTED} more"] if len(lines) > _MAX_REPORTED else []
-        raise CommplanError("\n".join([*lines[:_MAX_REPORTED], *rest])) from error
+    return read_yaml(text, file, Profile, "a profile is a mapping: `version: 1`, a name, `compute_s` and `axes`")
 
 
 def load_profile(path: str | Path) -> Profile:
@@ -204,21 +183,3 @@ def load_profile(path: str | Path) -> Profile:
         CommplanError: if the file cannot be read or is no profile.
     """
     return parse_profile(load_text(path, MAX_PROFILE_BYTES, "a profile"), str(path))
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    return ".".join(key if str(key).isprintable() else shown(str(key)) for key in map(str, loc)) or "the profile"
-
-
-def _place(data: Any, loc: tuple[int | str, ...]) -> str:
-    """`line:column` of the innermost part of `loc` that is there."""
-    place = (0, 0)
-    for key in loc:
-        lc = getattr(data, "lc", None)
-        try:
-            found = data[key]
-            place = lc.value(key) if lc is not None and isinstance(data, dict) else lc.item(key) if lc is not None else place
-            data = found
-        except (KeyError, IndexError, TypeError, AttributeError):
-            break
-    return f"{place[0] + 1}:{place[1] + 1}"

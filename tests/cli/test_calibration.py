@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commplan.cli import calibration
+from commplan.cli import calibration, files
 from commplan.language import load_table
 from commplan.language.profiles import load_profile
 from tests.cli.running import Result, Run, write
@@ -85,7 +85,7 @@ def test_a_script_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "profile.yaml"
     path.write_text("before")
-    calibration.write_whole(path, "after")
+    files.write_whole(path, "after")
     assert path.read_text() == "after"
     mask = os.umask(0)
     os.umask(mask)
@@ -96,6 +96,6 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Path, "replace", fails)
     with pytest.raises(OSError, match="No space left"):
-        calibration.write_whole(path, "half")
+        files.write_whole(path, "half")
     assert path.read_text() == "after"
     assert list(tmp_path.iterdir()) == [path]

@@ -47,7 +47,7 @@ def test_a_profile_is_read() -> None:
         (
             "network: {demand",
             "netwrk: {demand",
-            "p.yaml:1:1: the profile: no axis uses the link 'netwrk': .*network",
+            "p.yaml:1:1: the file: no axis uses the link 'netwrk': .*network",
         ),
         ("link: loopback", "link: ''", "p.yaml:6:17: axes.shard.link: "),
         ("bytes_per_s: 1.0e+9", "bytes_per_s: 1.0e-320", "p.yaml:6:57: "),
