@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from commplan import compiler, fsdp2
 from commplan.errors import ExecutionError
 from commplan.fsdp2.attachment import Attachment, Options, RankChecks
 from commplan.fsdp2.groups import describe
+from commplan.fsdp2.unit import FsdpUnit
 from commplan.language import resolve
 from commplan.language.spec import ScheduleSpec
 from commplan.plan.model import Plan
@@ -40,6 +41,11 @@ class HeldAttachment(Attachment):
     def plan(self) -> Plan:
         """The plan in use; while stock FSDP2 runs, that of the script's schedule."""
         return self._asked_for if self.current is None else self.current.plan
+
+    @property
+    def units(self) -> Sequence[FsdpUnit]:
+        """Of the schedule that is attached; none under stock FSDP2."""
+        return () if self.current is None else self.current.units
 
     @property
     def last_backward(self) -> BackwardReport | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -16,6 +16,9 @@ from torch import nn
 
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.unit import FsdpUnit
+
+_NOBODY: Final = ""
+"""The module of the final hook."""
 
 
 class Clock(Protocol):
@@ -123,10 +126,11 @@ class Watch:
 
     Args:
         units: those of the attachment.
+        names: the modules of its plan; compute of others, which are frozen, counts as that of the next one of these.
     """
 
-    def __init__(self, model: nn.Module, units: Sequence[FsdpUnit], clock: Clock) -> None:
-        self._model, self._units, self._clock = model, units, clock
+    def __init__(self, model: nn.Module, units: Sequence[FsdpUnit], names: Collection[str], clock: Clock) -> None:
+        self._model, self._units, self._names, self._clock = model, units, names, clock
         self._replaced: list[tuple[object, str, bool, Any]] = []
         self._seen: list[_Seen] = []
         self._is_in_hook = False
@@ -192,16 +196,20 @@ class Watch:
             if call.hook is Hook.PRE:
                 pre_s[call.module] += seconds
         compute_s: dict[str, float] = defaultdict(float)
+        waiting: list[float] = []
+        last = _NOBODY
         for module, begin, end in compute_between(seen.calls):
-            compute_s[module] += self._clock.seconds(begin, end)
+            waiting.append(self._clock.seconds(begin, end))
+            if module in self._names:
+                compute_s[module] += sum(waiting)
+                waiting, last = [], module
+        if last != _NOBODY:
+            compute_s[last] += sum(waiting)
         copies = {}
         for copy in Copy:
             spans = [self._clock.seconds(begin, end) for kind, begin, end in seen.copies if kind is copy]
             copies[copy] = len(spans), sum(spans)
         return BackwardTimes(dict(compute_s), dict(pre_s), hooks_s, copies)
-
-
-_NOBODY: Final = ""
 
 
 def compute_between(calls: Sequence[Call]) -> Iterator[tuple[str, Any, Any]]:

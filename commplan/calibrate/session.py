@@ -212,7 +212,8 @@ class _Session:
 
     def _steps(self, model: nn.Module, attachment: Attachment, device: torch.device) -> Generator[None, None, list[_Step]]:
         """Counted steps under what is attached."""
-        with Watch(model, attachment.units, clock_of(device)) as watch:
+        names = {module.name for module in attachment.plan.modules.modules}
+        with Watch(model, attachment.units, names, clock_of(device)) as watch:
             yield from repeat(None, WARM_UP_STEPS)
             watch.take()
             steps = []

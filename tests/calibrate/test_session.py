@@ -201,6 +201,40 @@ def streams(timeout_s: float) -> Lanes:
     return StreamLanes(torch.device("cpu"), timeout_s, DeviceHooks(module=FakeModule(Pace.EAGER)))
 
 
+def partly_frozen(here: Rank) -> str | None:
+    torch.manual_seed(0)
+    net = nn.Sequential(SlowBlock(0.0), SlowBlock(0.3), SlowBlock(0.0))
+    net[1].requires_grad_(False)
+    model = models.shard(net, here.mesh((2, 2)))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+
+    def work() -> None:
+        # The script's own schedule makes way for those of the measurement.
+        attachment = commplan.attach(model, "delayed_allreduce", k=2)
+        while True:
+            model(torch.randn(2, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert attachment.plan.schedule in {"delayed_allreduce", "blocking", "prefetch_overlap"}
+
+    outcome, is_ended = calibrated(work)
+    assert is_ended, outcome
+    found = outcome.calibrated
+    if found is None:
+        return None
+    plan = commplan.compile("blocking", found.table)
+    assert simulate(plan, costs(plan, parse_profile(found.profile))).duration_s > 0.3
+    return found.profile
+
+
+def test_compute_of_what_is_frozen_counts_with_what_comes_next(worlds: Worlds) -> None:
+    text, *_ = worlds.of(4).run(partly_frozen)
+    found = parse_profile(text).compute_s.modules
+    assert found.keys() == {"0", "2"}
+    assert found["0"] >= 0.3
+    assert found["2"] < 0.1
+
+
 def sweeping(
     here: Rank,
     *,
