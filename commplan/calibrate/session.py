@@ -172,7 +172,7 @@ class _Session:
             compute = self._compute(quiet, meeting)
             backwards = [self._backward(quiet, attachment.plan, meeting)]
             gathers = self._gathers(quiet, attachment, meeting) if device.type == "cpu" else {}
-        beside, plan = yield from self._beside(model, device, meeting, backwards)
+        beside, plan = yield from self._beside(model, device, meeting, backwards, _total_s(quiet))
         if not meeting.is_first:
             return None
         table = plan.modules
@@ -253,17 +253,12 @@ class _Session:
             lanes.close()
 
     def _compute(self, steps: Sequence[_Step], meeting: Meeting) -> dict[str, Spread]:
-        """Of each module alone; only the first rank knows."""
-        seen: dict[str, list[float]] = {}
-        for step in steps:
-            for backward in step.backwards:
-                for name, seconds in backward.compute_s.items():
-                    seen.setdefault(name, []).append(seconds)
-        own = {name: _plain(Spread.of(seconds)) for name, seconds in seen.items()}
+        """Of each module alone, on the rank that is slowest in it each time."""
+        own = {name: [step.backwards[-1].compute_s.get(name, 0.0) for step in steps] for name in _computed(steps)}
         merged = meeting.conclude(
             own,
             lambda ranks: {
-                name: _plain(Spread.middle([Spread(*of_rank[name]) for of_rank in ranks if name in of_rank]))
+                name: _plain(Spread.of([max(at_once) for at_once in zip(*(of_rank[name] for of_rank in ranks), strict=True)]))
                 for name in ranks[0]
             },
             "compute of modules",
@@ -294,7 +289,7 @@ class _Session:
         return {name: Spread(*figures) for name, figures in merged.items()}
 
     def _beside(
-        self, model: nn.Module, device: torch.device, meeting: Meeting, backwards: list[Backward]
+        self, model: nn.Module, device: torch.device, meeting: Meeting, backwards: list[Backward], alone_s: float
     ) -> Generator[None, None, tuple[Beside | None, Plan]]:
         """With communication beside compute, if the model lets a schedule gather its parameters."""
         try:
@@ -308,7 +303,7 @@ class _Session:
             steps = yield from self._steps(model, attachment, device)
             plan = attachment.plan
             backwards.append(self._backward(steps, plan, meeting))
-            own = Beside.middle([_beside_of(step, plan) for step in steps])
+            own = Beside.middle([_beside_of(step, plan, alone_s) for step in steps])
             merged = meeting.conclude(
                 [getattr(own, name) for name in Beside.__dataclass_fields__],
                 lambda ranks: [
@@ -320,10 +315,21 @@ class _Session:
             return Beside(*merged), plan
 
 
-def _beside_of(step: _Step, plan: Plan) -> Beside:
+def _computed(steps: Sequence[_Step]) -> list[str]:
+    """The modules that computed in any of these steps."""
+    return list(dict.fromkeys(name for step in steps for name in step.backwards[-1].compute_s))
+
+
+def _total_s(steps: Sequence[_Step]) -> float:
+    """Compute of a backward on this rank: the sum of medians of modules."""
+    return sum(statistics.median(step.backwards[-1].compute_s.get(name, 0.0) for step in steps) for name in _computed(steps))
+
+
+def _beside_of(step: _Step, plan: Plan, alone_s: float) -> Beside:
     times, report = step.backwards[-1], step.report
     copied_s = {copy: seconds for copy, (_, seconds) in times.copies.items()}
     return Beside(
+        alone_s,
         sum(times.compute_s.values()),
         {lane: report.hidden_s(lane) for lane in report.lanes},
         report.hidden_s(),

@@ -16,7 +16,7 @@ import commplan
 from commplan.calibrate import Limits, Outcome, Settings, run, session
 from commplan.calibrate.meeting import Meeting
 from commplan.calibrate.sweep import Sweep, Swept, collectives
-from commplan.errors import CollectiveTimeoutError, ExecutionError
+from commplan.errors import CollectiveTimeoutError, ExecutionError, Severity
 from commplan.execute.agreement import agree
 from commplan.execute.board import Board
 from commplan.execute.lanes import Lanes
@@ -366,3 +366,19 @@ def test_dtypes_are_the_jobs_own(worlds: Worlds) -> None:
     assert "float32" in after["reduce_scatter"]
     assert "float32" in after["all_reduce"]
     assert isinstance(parse_profile(text), Profile)
+
+
+def test_on_a_device_nothing_runs_beside_compute() -> None:
+    """Under the schedule by which compute is measured there; every collective takes as long as a module."""
+    assert [found for found in commplan.check(session.ON_DEVICE) if found.severity is Severity.ERROR] == []
+    plan = commplan.compile(session.ON_DEVICE, 5)
+    second = {"points": [[0, 1]]}
+    axes = {
+        "shard": {"link": "a", "all_gather": second, "reduce_scatter": second},
+        "replicate": {"link": "b", "all_reduce": second},
+    }
+    profile = Profile.model_validate({"name": "seconds", "compute_s": {"default": 1}, "axes": axes})
+    found = simulate(plan, costs(plan, profile))
+    for op in found.ops:
+        for compute in found.compute:
+            assert op.end_s <= compute.begin_s or compute.end_s <= op.begin_s
