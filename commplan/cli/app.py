@@ -11,7 +11,20 @@ from rich.text import Text
 
 import commplan
 from commplan import compiler
-from commplan.cli import EXIT_UNUSABLE, bench, calibration, compare, estimating, formats, inputs, predict, render, reporting, start, tuning
+from commplan.cli import (
+    EXIT_UNUSABLE,
+    bench,
+    calibration,
+    compare,
+    estimating,
+    formats,
+    inputs,
+    predict,
+    render,
+    reporting,
+    start,
+    tuning,
+)
 from commplan.cli.formats import Format
 from commplan.cli.render import FileReport
 from commplan.errors import Rule, ScheduleError, Severity
