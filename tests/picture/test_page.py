@@ -221,3 +221,14 @@ class TestSize:
         assert re.findall(r"^post_backward (\d+)", cut, re.MULTILINE) == ["0", "1", "2", "29"]
         assert "root: " in cut
         assert "... 26 hooks more: `commplan plan` prints all ..." in cut
+
+
+def test_a_long_source_is_folded_and_whole() -> None:
+    sources = ("one line", "one line\nand a second <b>one</b>\nand a third")
+    short, long = (
+        Reader(page(content([simulated("blocking")], [], profile().model_copy(update={"source": source}))).html)
+        for source in sources
+    )
+    assert " ".join(sources[1].split()) in long.text
+    folded = [sum(tag == "details" for tag, _ in found.elements) for found in (short, long)]
+    assert folded[1] == folded[0] + 1
