@@ -39,9 +39,19 @@ def rgb(color: str) -> list[int]:
     return [int(color[at : at + 2], 16) for at in (1, 3, 5)]
 
 
+# Observers are called in the order in which they were made: behind the page's own, it knows what is in view.
+DRAWN = """() => new Promise((done) => {
+  const observer = new IntersectionObserver(() => {
+    observer.disconnect();
+    requestAnimationFrame(() => requestAnimationFrame(done));
+  });
+  observer.observe(document.body);
+})"""
+
+
 def frame(opened: Any) -> None:
     """Let it draw."""
-    opened.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    opened.evaluate(DRAWN)
 
 
 def view(opened: Any) -> tuple[float, float]:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 from demo_run.chromium import NoBrowserError
 from demo_run.chromium import browser as start
 
-from tests.picture.asking import write_report
+from tests.picture.asking import frame, write_report
 
 VIEWPORT = {"width": 1200, "height": 900}
 
@@ -57,6 +57,8 @@ def open_page(browser: Any) -> Iterator[Open]:
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("dialog", lambda dialog: faults.append(f"a dialog: {dialog.message}"))
         page.goto(path.as_uri())
+        if options.get("java_script_enabled", True):
+            frame(page)
         return page
 
     yield open_page
