@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from commplan import compiler
@@ -16,7 +17,7 @@ from commplan.simulate import Simulated, costs, simulate
 from commplan.tune.candidates import CHOICES, ROOT, Candidate
 
 NEARLY = 1e-3
-"""Times nearer than this part are alike: then less memory wins, and then the plainer schedule."""
+"""Times that are nearer than about this part are alike: then less memory wins, and then the plainer schedule."""
 
 STARTS = (
     Candidate(),
@@ -92,14 +93,10 @@ class Search:
             NothingFitsError: nothing keeps the cap.
             CommplanError: the profile does not say what something costs.
         """
-        best: Found | None = None
-        for found in self.library_ranking():
-            if best is None or _is_better(found, best):
-                best = found
+        best = min(self.library_ranking(), key=self._rank, default=None)
         for start in STARTS:
             climbed = self._climb(start)
-            if climbed is not None and (best is None or _is_better(climbed, best)):
-                best = climbed
+            best = min((found for found in (best, climbed) if found is not None), key=self._rank, default=None)
             if best is not None:
                 tell(self.num_tried, best.seconds)
         if best is None:
@@ -125,26 +122,24 @@ class Search:
 
     def _climb(self, start: Candidate) -> Found | None:
         """From one candidate to the best of its neighbours, as long as that is better."""
-        best = self.try_candidate(start)
-        at = start
+        best, at = self.try_candidate(start), start
         while True:
-            better = self._best_of(at.neighbours(), best)
-            if better is None or better.candidate is None:
+            near = filter(None, map(self.try_candidate, at.neighbours()))
+            better = min(near, key=self._rank, default=None)
+            if better is None or better.candidate is None or (best is not None and self._rank(better) >= self._rank(best)):
                 return best
             best, at = better, better.candidate
 
-    def _best_of(self, candidates: Iterable[Candidate], than: Found | None) -> Found | None:
-        """The best of those that are better than what is known; None if none is."""
-        best = than
-        for found in self._all(candidates):
-            if best is None or _is_better(found, best):
-                best = found
-        return None if best is than else best
+    def _rank(self, found: Found) -> tuple[float, int, int, float]:
+        """The lowest is the best: times in steps of `NEARLY`, then memory, then how plain it is, then times.
 
-    def _all(self, candidates: Iterable[Candidate]) -> Iterator[Found]:
-        for candidate in candidates:
-            if (found := self.try_candidate(candidate)) is not None:
-                yield found
+        An order without circles, so that a climb comes to its end.
+        """
+        ranking = self.library_ranking()
+        unit_s = ranking[0].seconds if ranking and ranking[0].seconds > 0 else 1.0
+        # What takes as long as the best of the library is in the middle of a step, and not now here, now there.
+        steps = round(math.log(found.seconds / unit_s) / math.log1p(NEARLY)) if found.seconds > 0 else -math.inf
+        return steps, found.peak_bytes, _oddity(found), found.seconds
 
     def _try(self, text: str) -> Found | None:
         try:
@@ -176,12 +171,6 @@ def _is_sound(candidate: Candidate) -> bool:
     if candidate.tail and candidate.rs_fuse == candidate.ar_fuse == 1:
         return False
     return not (candidate.gather_alone and not candidate.gather)
-
-
-def _is_better(one: Found, other: Found) -> bool:
-    if abs(one.seconds - other.seconds) > NEARLY * min(one.seconds, other.seconds):
-        return one.seconds < other.seconds
-    return (one.peak_bytes, _oddity(one)) < (other.peak_bytes, _oddity(other))
 
 
 def _oddity(found: Found) -> int:
