@@ -146,11 +146,11 @@ class _Draft:
         compute = self._measured.compute
         self.comments["compute_s",] = (
             "Backward of each module with nothing else under way, a forward that is run again for it included: of ranks the\n"
-            "slowest each time, for its peers wait for it; the median of backwards. Default: the median module."
+            "slowest each time, for its peers wait for it; the median of backwards. Default: the median module that computed."
         )
         for name, spread in compute.items():
             self.comments["compute_s", "modules", name] = str(spread)
-        default_s = statistics.median(spread.median_s for spread in compute.values())
+        default_s = statistics.median([spread.median_s for spread in compute.values() if spread.median_s > 0] or [0.0])
         return {"default": default_s, "modules": {name: spread.median_s for name, spread in compute.items()}}
 
     def _axes(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class _Draft:
             seconds = max(spread.median_s - self._over(size_bytes, self._unpack_bytes_per_s), 0.0)
             by_size.setdefault(size_bytes, []).append(seconds)
         self.comments["axes", str(Axis.SHARD), "fsdp2_all_gather"] = (
-            "What the hook before a module held compute for, where FSDP2 gathers; of ranks the last to arrive."
+            "What FSDP2's own all-gather of a module held compute for; of ranks the last to arrive."
         )
         sizes = sorted(by_size)
         curve = rising([statistics.median(by_size[size]) for size in sizes])

@@ -69,9 +69,17 @@ def clock_of(device: torch.device) -> Clock:
 class Hook(Enum):
     """What FSDP2 calls between pieces of compute."""
 
+    FORWARD = "pre_forward"
     PRE = "pre_backward"
     POST = "post_backward"
     FINAL = private.FINAL_CALLBACK
+
+
+BEGINS: Final = (Hook.FORWARD, Hook.PRE)
+"""Hooks behind which a module computes: a forward that is run again, and backward."""
+
+GATHERING: Final = ("unshard", "wait_for_unshard")
+"""FSDP2's own all-gather of a group. The hook before one module begins that of the next, too."""
 
 
 class Copy(Enum):
@@ -98,13 +106,13 @@ class BackwardTimes:
 
     Attributes:
         compute_s: of each module, without hooks.
-        pre_s: in the hooks before each module.
+        gathers_s: what FSDP2's own all-gather of each module held compute for, in whichever hooks.
         hooks_s: in all hooks.
         copies: what was copied inside of them: how often, and seconds.
     """
 
     compute_s: dict[str, float]
-    pre_s: dict[str, float]
+    gathers_s: dict[str, float]
     hooks_s: float
     copies: dict[Copy, tuple[int, float]]
 
@@ -114,6 +122,7 @@ class _Seen:
     """Marks of one backward."""
 
     calls: list[Call] = field(default_factory=list)
+    gathers: list[tuple[str, Any, Any]] = field(default_factory=list)
     copies: list[tuple[Copy, Any, Any]] = field(default_factory=list)
 
     @property
@@ -137,8 +146,10 @@ class Watch:
 
     def __enter__(self) -> Self:
         for unit in self._units:
-            for hook in (Hook.PRE, Hook.POST):
+            for hook in (Hook.FORWARD, Hook.PRE, Hook.POST):
                 self._replace(unit.raw, hook.value, partial(self._hook, hook, unit.name), is_hook=True)
+            for method in GATHERING:
+                self._replace(unit.raw, method, partial(self._gather, unit.name))
             for copy in Copy:
                 self._replace(unit, copy.value, partial(self._copy, copy))
         for _, state in private.states(self._model):
@@ -166,7 +177,9 @@ class Watch:
         setattr(owner, name, private.as_hook(name, wrapped) if is_hook else wrapped)
 
     def _hook(self, hook: Hook, module: str, original: Callable[..., Any], *args: Any) -> Any:
-        if not self._seen or (self._seen[-1].is_over and hook is Hook.PRE):
+        if hook is Hook.FORWARD and not private.in_autograd():
+            return original(*args)
+        if not self._seen or (self._seen[-1].is_over and hook in BEGINS):
             self._seen.append(_Seen())
         if self._is_in_hook:
             # The final one completes what autograd told nobody of.
@@ -179,6 +192,15 @@ class Watch:
             self._is_in_hook = False
             seen.calls.append(Call(hook, module, begin, self._clock.now()))
 
+    def _gather(self, module: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._is_in_hook:
+            return original(*args, **kwargs)
+        begin = self._clock.now()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._seen[-1].gathers.append((module, begin, self._clock.now()))
+
     def _copy(self, copy: Copy, original: Callable[..., Any], *args: Any) -> Any:
         begin = self._clock.now()
         try:
@@ -188,13 +210,10 @@ class Watch:
                 self._seen[-1].copies.append((copy, begin, self._clock.now()))
 
     def _times(self, seen: _Seen) -> BackwardTimes:
-        pre_s: dict[str, float] = defaultdict(float)
-        hooks_s = 0.0
-        for call in seen.calls:
-            seconds = self._clock.seconds(call.begin, call.end)
-            hooks_s += seconds
-            if call.hook is Hook.PRE:
-                pre_s[call.module] += seconds
+        hooks_s = sum(self._clock.seconds(call.begin, call.end) for call in seen.calls)
+        gathers_s: dict[str, float] = defaultdict(float)
+        for module, begin, end in seen.gathers:
+            gathers_s[module] += self._clock.seconds(begin, end)
         compute_s: dict[str, float] = defaultdict(float)
         waiting: list[float] = []
         last = _NOBODY
@@ -209,29 +228,30 @@ class Watch:
         for copy in Copy:
             spans = [self._clock.seconds(begin, end) for kind, begin, end in seen.copies if kind is copy]
             copies[copy] = len(spans), sum(spans)
-        return BackwardTimes(dict(compute_s), dict(pre_s), hooks_s, copies)
+        return BackwardTimes(dict(compute_s), dict(gathers_s), hooks_s, copies)
 
 
 def compute_between(calls: Sequence[Call]) -> Iterator[tuple[str, Any, Any]]:
     """Whose backward computes between one hook and the next: (module, begin, end).
 
-    Before a module's gradients are complete its own does.  Before another module is entered it is that of the one that was
-    entered last, or, behind the end of a module, of the next: what lies between two modules has no parameters.  At the end
-    it is that of the innermost module which is not complete, as an embedding's in the root.
+    Before a module's gradients are complete its own does.  Before another module is entered, by its backward or by a forward
+    that is run again, it is that of the one that was entered last, or, behind the end of a module, of the next: what lies
+    between two modules has no parameters.  At the end it is that of the innermost module which is not complete, as an
+    embedding's in the root.
     """
     entered: list[str] = []
     before: Call | None = None
     for call in calls:
         if before is not None:
-            if call.hook is Hook.POST or (call.hook is Hook.PRE and before.hook is not Hook.PRE):
+            if call.hook is Hook.POST or (call.hook in BEGINS and before.hook not in BEGINS):
                 module = call.module
-            elif call.hook is Hook.PRE:
+            elif call.hook in BEGINS:
                 module = before.module
             else:
                 module = entered[-1] if entered else before.module
             if module != _NOBODY:
                 yield module, before.end, call.begin
-        if call.hook is Hook.PRE and call.module not in entered:
+        if call.hook in BEGINS and call.module not in entered:
             entered.append(call.module)
         elif call.hook is Hook.POST and call.module in entered:
             entered.remove(call.module)

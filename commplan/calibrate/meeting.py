@@ -63,4 +63,7 @@ class Meeting:
         for rank, note in zip(board.ranks, notes, strict=True):
             if "error" in note:
                 return {"problem": f"{what}: rank {rank} gave up: {note['error']}"}
-        return {"problem": "", "value": conclude([note["value"] for note in notes])}
+        try:
+            return {"problem": "", "value": conclude([note["value"] for note in notes])}
+        except Exception as error:  # noqa: BLE001 - the others wait for a word; all of them raise it
+            return {"problem": f"{what}: what ranks measured does not fit together: {type(error).__name__}: {error}"}

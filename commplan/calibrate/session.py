@@ -169,10 +169,14 @@ class _Session:
             self._listener.progress("collectives alone")
             with failing(meeting):
                 self._sweep(attachment, device, meeting, swept)
-            compute = self._compute(quiet, meeting)
+            compute = self._compute(quiet, [module.name for module in attachment.plan.modules.modules], meeting)
             backwards = [self._backward(quiet, attachment.plan, meeting)]
             gathers = self._gathers(quiet, attachment, meeting) if device.type == "cpu" else {}
-        beside, plan = yield from self._beside(model, device, meeting, backwards, _total_s(quiet))
+            # Whose orders are those in which modules ran.
+            plan = attachment.plan
+        beside = None
+        if found := (yield from self._beside(model, device, meeting, backwards, _total_s(quiet))):
+            beside, plan = found
         if not meeting.is_first:
             return None
         table = plan.modules
@@ -252,9 +256,9 @@ class _Session:
         finally:
             lanes.close()
 
-    def _compute(self, steps: Sequence[_Step], meeting: Meeting) -> dict[str, Spread]:
-        """Of each module alone, on the rank that is slowest in it each time."""
-        own = {name: [step.backwards[-1].compute_s.get(name, 0.0) for step in steps] for name in _computed(steps)}
+    def _compute(self, steps: Sequence[_Step], names: Sequence[str], meeting: Meeting) -> dict[str, Spread]:
+        """Of each module of the plan alone, on the rank that is slowest in it each time; 0 where none computed it."""
+        own = {name: [step.backwards[-1].compute_s.get(name, 0.0) for step in steps] for name in names}
         merged = meeting.conclude(
             own,
             lambda ranks: {
@@ -280,7 +284,9 @@ class _Session:
             for unit, module in _trained(attachment)
             if module.shard_size > 1 and module.resharded_after_forward
         }
-        own = {name: [group, [step.backwards[-1].pre_s.get(name, 0.0) for step in steps]] for name, group in gathered.items()}
+        own = {
+            name: [group, [step.backwards[-1].gathers_s.get(name, 0.0) for step in steps]] for name, group in gathered.items()
+        }
         merged = meeting.conclude(
             own,
             lambda ranks: {name: _plain(slowest_group(of_rank[name] for of_rank in ranks)) for name in ranks[0]},
@@ -290,14 +296,13 @@ class _Session:
 
     def _beside(
         self, model: nn.Module, device: torch.device, meeting: Meeting, backwards: list[Backward], alone_s: float
-    ) -> Generator[None, None, tuple[Beside | None, Plan]]:
-        """With communication beside compute, if the model lets a schedule gather its parameters."""
+    ) -> Generator[None, None, tuple[Beside, Plan] | None]:
+        """With communication beside compute and the plan of it, if the model lets a schedule gather its parameters."""
         try:
             attachment = attach(model, BESIDE, options=self._options)
         except CommplanError as error:
             self._notes.append(f"communication was not measured beside compute: {error}")
-            with self._attached(model, ON_CPU) as attachment:
-                return None, attachment.plan
+            return None
         with attachment, self.stepper.showing(attachment):
             self._listener.progress(f"communication beside compute: {WARM_UP_STEPS + self._settings.num_steps} steps")
             steps = yield from self._steps(model, attachment, device)
@@ -333,7 +338,8 @@ def _beside_of(step: _Step, plan: Plan, alone_s: float) -> Beside:
         sum(times.compute_s.values()),
         {lane: report.hidden_s(lane) for lane in report.lanes},
         report.hidden_s(),
-        max(times.hooks_s - report.compute_wait_s() - sum(copied_s.values()), 0.0),
+        # Where a forward is run again FSDP2 may gather for it.
+        max(times.hooks_s - report.compute_wait_s() - sum(copied_s.values()) - sum(times.gathers_s.values()), 0.0),
         sum(isinstance(one, OpStep) and one.lane != COMPUTE_LANE for one in plan.steps),
         copied_s[Copy.PACK],
         copied_s[Copy.UNPACK],

@@ -58,3 +58,12 @@ def test_the_others_do_not_wait_for_the_first_without_end() -> None:
     assert isinstance(found[1], ExecutionError)
     with pytest.raises(ExecutionError, match="rank 0, which waits for the others, was not heard of for 0"):
         raise found[1]
+
+
+def test_values_that_do_not_fit_together_are_told_to_all() -> None:
+    def of(value: dict[str, int]) -> Callable[[Meeting], Any]:
+        return lambda meeting: meeting.conclude(value, lambda values: [one["a"] for one in values], "adding")
+
+    for error in meet(of({"a": 1}), of({"b": 1})):
+        assert isinstance(error, ExecutionError)
+        assert str(error) == "adding: what ranks measured does not fit together: KeyError: 'a'"

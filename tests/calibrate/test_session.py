@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import commplan
 from commplan.calibrate import Limits, Outcome, Settings, run, session
 from commplan.calibrate.meeting import Meeting
 from commplan.calibrate.sweep import Sweep, Swept, collectives
-from commplan.errors import CollectiveTimeoutError, ExecutionError, Severity
+from commplan.errors import CollectiveTimeoutError, CommplanError, ExecutionError, Severity
 from commplan.execute.agreement import agree
 from commplan.execute.board import Board
 from commplan.execute.lanes import Lanes
@@ -142,54 +146,181 @@ def test_a_profile_of_a_job_is_whole_and_training_is_not_disturbed(worlds: World
         assert simulate(plan, costs(plan, profile)).duration_s > sum(profile.compute_s.modules.values())
 
 
+class Known:
+    """A clock for `Watch` on which nothing takes time but what says so."""
+
+    GATHERED_PER_S = 1e6
+    """Elements that an all-gather of the calling thread brings in a second."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._thread = threading.get_ident()
+
+    def now(self) -> float:
+        return self._now_s
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+    def takes(self, seconds: float) -> None:
+        self._now_s += seconds
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Inside, it is the clock of measurements, and FSDP2's own all-gathers take time."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(session, "clock_of", lambda device: self)
+            for name in ("all_gather_into_tensor", "all_gather_single"):
+                if hasattr(dist, name):
+                    patch.setattr(dist, name, partial(self._gather, getattr(dist, name)))
+            yield
+
+    def _gather(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == self._thread:
+            whole = max((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), key=torch.Tensor.numel)
+            self.takes(whole.numel() / self.GATHERED_PER_S)
+        return original(*args, **kwargs)
+
+
 class Slow(torch.autograd.Function):
-    """Backward takes some time more."""
+    """Backward takes time on a known clock."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
-        ctx.seconds = seconds
+    def forward(ctx: Any, x: torch.Tensor, block: SlowBlock) -> torch.Tensor:
+        ctx.block = block
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        time.sleep(ctx.seconds)
+        ctx.block.clock.takes(ctx.block.backward_s)
         return grad, None
 
 
 class SlowBlock(nn.Module):
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, clock: Known, backward_s: float, *, forward_s: float = 0.0, ballast: int = 0) -> None:
         super().__init__()
         self.linear = nn.Linear(8, 8)
-        self.seconds = seconds
+        self.ballast = nn.Parameter(torch.zeros(ballast)) if ballast else None
+        self.clock, self.backward_s, self.forward_s = clock, backward_s, forward_s
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Slow.apply(torch.tanh(self.linear(x)), self.seconds)
+        self.clock.takes(self.forward_s)
+        if self.ballast is not None:
+            x = x + self.ballast.sum()
+        return Slow.apply(torch.tanh(self.linear(x)), self)
 
 
-def of_known_compute(here: Rank) -> str | None:
-    torch.manual_seed(0)
-    net = nn.Sequential(SlowBlock(0.0), SlowBlock(0.3), SlowBlock(0.1))
-    model = models.shard(net, here.mesh((2, 2)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def trained(model: Any) -> Callable[[], None]:
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
 
     def work() -> None:
         while True:
-            model(torch.randn(2, 8)).sum().backward()
+            model(torch.randn(2, 8, requires_grad=True)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
 
-    outcome, _ = calibrated(work)
-    return outcome.calibrated.profile if outcome.calibrated else None
+    return work
 
 
-def test_compute_is_told_by_module(worlds: Worlds) -> None:
-    text, *_ = worlds.of(4).run(of_known_compute)
-    found = parse_profile(text).compute_s
-    # What sleeps can't be quicker; a busy machine may be slower.
-    assert found.modules["1"] >= 0.3
-    assert 0.1 <= found.modules["2"] < found.modules["1"]
-    assert found.modules["0"] < 0.1
-    assert found.default is not None
+def measured(clock: Known, model: Any) -> tuple[str, str] | None:
+    """Profile and table, where all takes what `clock` says."""
+    with clock.told():
+        outcome, _ = calibrated(trained(model))
+    assert (outcome.error, outcome.problem) == (None, "")
+    found = outcome.calibrated
+    return (found.profile, found.table.model_dump_json()) if found else None
+
+
+def of_known_times(here: Rank) -> tuple[str, str] | None:
+    torch.manual_seed(0)
+    clock = Known()
+    # The first, whose backward is the last, is by far the largest.
+    blocks = SlowBlock(clock, 0.0, ballast=4000), SlowBlock(clock, 0.3), SlowBlock(clock, 0.1), SlowBlock(clock, 5.0)
+    net = nn.Sequential(*blocks)
+    net.forward = lambda x: net[2](net[1](net[0](x)))
+    return measured(clock, models.shard(net, here.mesh((2, 2))))
+
+
+def test_compute_and_gathers_are_told_by_module(worlds: Worlds) -> None:
+    """Of modules of two sizes; one of them is never used."""
+    (text, table_text), *_ = worlds.of(4).run(of_known_times)
+    profile, table = parse_profile(text), commplan.compiler.module_table(table_text)
+    assert profile.compute_s.modules == pytest.approx({"0": 0.0, "1": 0.3, "2": 0.1, "3": 0.0})
+    assert profile.compute_s.default == pytest.approx(0.2)
+    gather = profile.axes[Axis.SHARD].fsdp2_all_gather
+    assert gather is not None
+    sizes = {module.name: module.gathered_bytes for module in table.modules}
+    assert sizes["0"] > 10 * sizes["1"] == 10 * sizes["2"]
+    for size_bytes in sizes.values():
+        assert sum(gather.seconds(size_bytes)) == pytest.approx(size_bytes / 4 / Known.GATHERED_PER_S)
+
+
+class Checkpointed(nn.Sequential):
+    """Runs its forward again in backward: each block alone and reentrant, or all at once."""
+
+    is_reentrant = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self if self.is_reentrant else [super().forward]:
+            x = checkpoint(part, x, use_reentrant=self.is_reentrant)
+        return x
+
+
+def with_recompute(here: Rank, *, is_reentrant: bool) -> tuple[str, str] | None:
+    torch.manual_seed(0)
+    clock = Known()
+    sizes = (0.3, 100), (0.1, 4000), (0.2, 200)
+    net = Checkpointed(*(SlowBlock(clock, seconds, forward_s=seconds / 2, ballast=ballast) for seconds, ballast in sizes))
+    net.is_reentrant = is_reentrant
+    return measured(clock, models.shard(net, here.mesh((2, 2))))
+
+
+@pytest.mark.parametrize("is_reentrant", [True, False])
+def test_a_forward_that_is_run_again_is_compute_and_its_gathers_are_not(worlds: Worlds, is_reentrant: bool) -> None:
+    (text, table_text), *_ = worlds.of(4).run(with_recompute, is_reentrant=is_reentrant)
+    profile, table = parse_profile(text), commplan.compiler.module_table(table_text)
+    found = profile.compute_s.modules
+    assert sum(found.values()) == pytest.approx(0.9)
+    if is_reentrant:
+        assert found == pytest.approx({"0": 0.45, "1": 0.15, "2": 0.3})
+    gather = profile.axes[Axis.SHARD].fsdp2_all_gather
+    assert gather is not None
+    for module in table.modules:
+        assert sum(gather.seconds(module.gathered_bytes)) == pytest.approx(module.gathered_bytes / 4 / Known.GATHERED_PER_S)
+
+
+def refusing(here: Rank) -> tuple[str, list[str]] | None:
+    """Blocks run in another order than they are in, and no schedule may gather."""
+    torch.manual_seed(0)
+    model: Any = models.shard(models.Net(path=(2, 0, 1)), here.mesh((2, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.MonkeyPatch.context() as patch:
+        attach = session.attach
+
+        def picky(model: nn.Module, schedule: str, **kwargs: Any) -> Any:
+            if schedule == session.BESIDE:
+                raise CommplanError("not here")
+            return attach(model, schedule, **kwargs)
+
+        patch.setattr(session, "attach", picky)
+
+        def work() -> None:
+            while True:
+                model(torch.randn(3, 4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        outcome, _ = calibrated(work)
+    found = outcome.calibrated
+    if found is None:
+        return None
+    return found.profile, [module.name for module in found.table.modules]
+
+
+def test_the_table_has_the_real_orders_where_nothing_runs_beside_compute(worlds: Worlds) -> None:
+    (text, names), *_ = worlds.of(4).run(refusing)
+    assert "communication was not measured beside compute: not here" in text
+    assert [name for name in names if name != "(root)"] == ["b.1", "b.0", "b.2"]
 
 
 def workers(timeout_s: float) -> Lanes:
@@ -203,7 +334,8 @@ def streams(timeout_s: float) -> Lanes:
 
 def partly_frozen(here: Rank) -> str | None:
     torch.manual_seed(0)
-    net = nn.Sequential(SlowBlock(0.0), SlowBlock(0.3), SlowBlock(0.0))
+    clock = Known()
+    net = nn.Sequential(SlowBlock(clock, 0.0), SlowBlock(clock, 0.3), SlowBlock(clock, 0.0))
     net[1].requires_grad_(False)
     model = models.shard(net, here.mesh((2, 2)))
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
@@ -217,7 +349,8 @@ def partly_frozen(here: Rank) -> str | None:
             optimizer.zero_grad()
             assert attachment.plan.schedule in {"delayed_allreduce", "blocking", "prefetch_overlap"}
 
-    outcome, is_ended = calibrated(work)
+    with clock.told():
+        outcome, is_ended = calibrated(work)
     assert is_ended, outcome
     found = outcome.calibrated
     if found is None:
@@ -230,9 +363,7 @@ def partly_frozen(here: Rank) -> str | None:
 def test_compute_of_what_is_frozen_counts_with_what_comes_next(worlds: Worlds) -> None:
     text, *_ = worlds.of(4).run(partly_frozen)
     found = parse_profile(text).compute_s.modules
-    assert found.keys() == {"0", "2"}
-    assert found["0"] >= 0.3
-    assert found["2"] < 0.1
+    assert found == pytest.approx({"0": 0.3, "2": 0.0})
 
 
 def sweeping(
