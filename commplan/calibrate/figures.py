@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from commplan.calibrate.statistics import Spread, in_ms, rising, slowdown
+from commplan.calibrate.statistics import Spread, in_ms, rising_line, slowdown
 from commplan.calibrate.sweep import SHARED, Measured, Swept
 from commplan.errors import CommplanError
 from commplan.language.modules import ModuleTable
@@ -166,21 +166,21 @@ class _Draft:
                 costs[str(kind)] = self._transfer((str(axis), str(kind)), points)
                 fastest = points[-1].size_bytes / max(points[-1].spread.median_s, 1e-12)
                 self.comments["axes", str(axis), str(kind)] = (
-                    f"{swept.dtypes[axis, kind]}; [bytes, seconds]; {fastest:.3g} bytes/s at the largest, the model's.\n"
-                    "Of ranks the last to arrive, of process groups the slowest; medians, made to rise."
+                    f"{swept.dtypes[axis, kind]}; [bytes, seconds]; {fastest:.3g} bytes/s at the largest.\n"
+                    "Of ranks the shortest, as a rule the last to arrive; of process groups the slowest; medians, made to rise."
                 )
         if self._measured.gathers and Axis.SHARD in axes:
             axes[Axis.SHARD]["fsdp2_all_gather"] = self._gathers()
         return axes
 
     def _transfer(self, at: tuple[str, str], points: Sequence[Measured]) -> dict[str, Any]:
-        curve = rising([point.spread.median_s for point in points])
-        for place, point in enumerate(points):
-            self.comments["axes", *at, "points", place] = str(point.spread)
-        if len(points) == 1:
+        line, said = rising_line([(point.size_bytes, point.spread.median_s) for point in points])
+        for place, of in enumerate(said):
+            self.comments["axes", *at, "points", place] = "; ".join(str(points[one].spread) for one in of)
+        if len(line) == 1:
             # No more than the least that was to be measured: what little there is takes as long as nothing.
-            return {"points": [[0, curve[0]]]}
-        return {"points": [[point.size_bytes, seconds] for point, seconds in zip(points, curve, strict=True)]}
+            return {"points": [[0, line[0][1]]]}
+        return {"points": [list(point) for point in line]}
 
     def _gathers(self) -> dict[str, Any]:
         """What FSDP2's all-gather takes, its copies of parameters taken off, which are told beside."""
@@ -191,13 +191,13 @@ class _Draft:
             seconds = max(spread.median_s - self._over(size_bytes, self._unpack_bytes_per_s), 0.0)
             by_size.setdefault(size_bytes, []).append(seconds)
         self.comments["axes", str(Axis.SHARD), "fsdp2_all_gather"] = (
-            "What FSDP2's own all-gather of a module held compute for; of ranks the last to arrive."
+            "What FSDP2's own all-gather of a module held compute for; of ranks the shortest, as a rule the last to arrive."
         )
-        sizes = sorted(by_size)
-        curve = rising([statistics.median(by_size[size]) for size in sizes])
-        if len(sizes) == 1:
-            return {"bytes_per_s": min(max(sizes[0] / max(curve[0], 1e-12), 1.0), 1e24)}
-        return {"points": [[size, seconds] for size, seconds in zip(sizes, curve, strict=True)]}
+        line, _ = rising_line([(size, statistics.median(by_size[size])) for size in sorted(by_size)])
+        if len(line) == 1:
+            size_bytes, seconds = line[0]
+            return {"bytes_per_s": min(max(size_bytes / max(seconds, 1e-12), 1.0), 1e24)}
+        return {"points": [list(point) for point in line]}
 
     @property
     def _is_shared(self) -> bool:

@@ -38,15 +38,25 @@ class Meeting:
         board.post(f"value/{board.rank}", json.dumps({"value": value}))
         if self.is_first:
             board.post("outcome of all", json.dumps(self._outcome(conclude, what)))
-        elif board.missing(["outcome of all"], self._timeout_s + PATIENCE_S):
-            raise ExecutionError(
-                f"{what}: rank {board.ranks[0]}, which waits for the others, was not heard of for {self._timeout_s:g} s"
-            )
+        else:
+            self._await_first(what)
         outcome = json.loads(board.read("outcome of all", of=board.ranks[0]))
         board.clean()
         if outcome["problem"]:
             raise ExecutionError(outcome["problem"])
         return outcome["value"]
+
+    def _await_first(self, what: str) -> None:
+        """Until the first rank has told the outcome: it waits for the others from when it comes itself."""
+        board, first = self._board, self._board.ranks[0]
+        silent = f"{what}: rank {first}, which waits for the others, was not heard of for {self._timeout_s:g} s"
+        if board.missing([f"value/{first}"], self._timeout_s + PATIENCE_S):
+            raise ExecutionError(silent)
+        (text,) = board.read_all([(f"value/{first}", first)])
+        if "error" in (note := json.loads(text)):
+            raise ExecutionError(_gave_up(what, first, note))
+        if board.missing(["outcome of all"], self._timeout_s + PATIENCE_S):
+            raise ExecutionError(silent)
 
     def give_up(self, error: BaseException) -> None:
         """Tell those who come to the next meeting that this rank does not, and why."""
@@ -62,8 +72,12 @@ class Meeting:
         notes = [json.loads(text) for text in board.read_all(keys)]
         for rank, note in zip(board.ranks, notes, strict=True):
             if "error" in note:
-                return {"problem": f"{what}: rank {rank} gave up: {note['error']}"}
+                return {"problem": _gave_up(what, rank, note)}
         try:
             return {"problem": "", "value": conclude([note["value"] for note in notes])}
         except Exception as error:  # noqa: BLE001 - the others wait for a word; all of them raise it
             return {"problem": f"{what}: what ranks measured does not fit together: {type(error).__name__}: {error}"}
+
+
+def _gave_up(what: str, rank: int, note: dict[str, Any]) -> str:
+    return f"{what}: rank {rank} gave up: {note['error']}"

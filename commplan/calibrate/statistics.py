@@ -5,6 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+NEAR: Final = 1.1
+"""Sizes within such a ratio are taken for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,27 @@ def rising(values: Sequence[float]) -> list[float]:
     return [total / num for total, num in blocks for _ in range(num)]
 
 
+def rising_line(points: Sequence[tuple[int, float]]) -> tuple[list[tuple[int, float]], list[list[int]]]:
+    """Points by ascending size, made to rise, that can be gone on with beyond the last; of which of the given ones each is.
+
+    A line that is flat at its end would say that more takes no longer: where measured times fall, what is known of the last
+    ones is their mean, at the mean of their sizes.  Sizes that are within a tenth are told apart by chance, and are one.
+    """
+    of: list[list[int]] = []
+    for place, (size, _) in enumerate(points):
+        if of and size <= NEAR * points[of[-1][0]][0]:
+            of[-1].append(place)
+        else:
+            of.append([place])
+    line = [(round(statistics.fmean(points[i][0] for i in at)), statistics.fmean(points[i][1] for i in at)) for at in of]
+    curve = rising([seconds for _, seconds in line])
+    tail = curve.index(curve[-1])
+    if 0 < tail < len(curve) - 1:
+        line[tail:] = [(round(statistics.fmean(size for size, _ in line[tail:])), curve[-1])]
+        of[tail:] = [[place for at in of[tail:] for place in at]]
+    return [(size, seconds) for (size, _), seconds in zip(line, curve[: len(line)], strict=True)], of
+
+
 def slowest_group(by_rank: Iterable[tuple[str, Sequence[float]]]) -> Spread:
     """What one collective takes, from what each rank saw of each repetition.
 
@@ -62,8 +87,9 @@ def slowest_group(by_rank: Iterable[tuple[str, Sequence[float]]]) -> Spread:
 
     Of the ranks of a group the shortest time counts in each repetition.  What every rank gets depends on what every rank
     gave, so nobody is through before the last one has come: times of those who came earlier contain their waiting for it, and
-    the last one's own, the shortest, does not.  Clocks need not agree for that.  Of groups the slowest counts, since a
-    schedule waits for all of them.
+    the last one's own does not, which is the shortest if all end alike.  Where they end apart the shortest is too short by
+    no more than that, and that is why several in a row are measured as one.  Clocks need not agree.  Of groups the slowest
+    counts, since a schedule waits for all of them.
     """
     groups: dict[str, list[Sequence[float]]] = {}
     for group, seconds in by_rank:

@@ -3,11 +3,13 @@
 Every batch begins with ranks meeting on the groups themselves, in the queue in which the collectives follow: the host need
 not be on time, and all groups of an axis run at once, as in a backward.  A batch is the same collective some times in a row,
 so that what differs at its begin and its end weighs little; what is left of ranks that arrive at different times is taken
-out as `slowest_group` says.
+out as `slowest_group` says.  A device is given something to do first, for as long as the host needs to issue a batch: else
+small collectives would take as long as it takes to issue them.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +22,7 @@ import torch.distributed as dist
 from commplan.calibrate.meeting import Meeting
 from commplan.calibrate.statistics import Spread, slowest_group
 from commplan.errors import ExecutionError
-from commplan.execute.lanes import Lanes, Task, Token
+from commplan.execute.lanes import Lanes, Task, Token, timeout_error
 from commplan.execute.ranks import listed
 from commplan.fsdp2.unit import FsdpUnit
 from commplan.language.modules import Module
@@ -30,10 +32,17 @@ SMALLEST_BYTES: Final = 4096
 STEP: Final = 4
 """Each size is so many times the one before."""
 
+BEYOND: Final = (2, 4)
+"""Times the model's largest: what an op sends that carries several modules."""
+
 BATCH_S: Final = 0.03
 """What a batch takes, where one collective takes less."""
 
+MIN_IN_ROW: Final = 2
 MAX_IN_ROW: Final = 20
+MAX_CROWDED: Final = 100
+"""In a row beside those of the other axis."""
+
 MIN_REPEATS: Final = 3
 MAX_REPEATS: Final = 9
 
@@ -89,13 +98,14 @@ class Swept:
 
 @dataclass(frozen=True)
 class Collective:
-    """One kind over one axis, as a unit does it."""
+    """One kind over one axis, as a unit does it; how much of it the largest module of the model sends, and all of them."""
 
     axis: Axis
     kind: Kind
     dtype: str
     group: dist.ProcessGroup
     largest_bytes: int
+    total_bytes: int
     unit: FsdpUnit
 
     def __str__(self) -> str:
@@ -106,15 +116,28 @@ class Collective:
         """Of its process group, in words."""
         return f"{self.axis} group of ranks {listed(dist.get_process_group_ranks(self.group))}"
 
+    @property
+    def own_bytes(self) -> int:
+        """The largest that is one module's: a whole number of elements for every rank."""
+        return self._whole(self.largest_bytes)
+
     def sizes(self) -> list[int]:
-        """From small to the model's largest; each a whole number of elements for every rank."""
-        grain_bytes = ITEMSIZE_BYTES[self.dtype] * (1 if self.kind is Kind.ALL_REDUCE else self.group.size())
+        """From small to the model's largest, and on to what ops send that carry several modules.
+
+        None is near another one: beyond the last two a profile goes on in their direction.
+        """
         wanted, size_bytes = [], SMALLEST_BYTES
-        while size_bytes < self.largest_bytes:
+        while size_bytes <= self.largest_bytes / 2:
             wanted.append(size_bytes)
             size_bytes *= STEP
         wanted.append(self.largest_bytes)
-        return sorted({max(grain_bytes, size // grain_bytes * grain_bytes) for size in wanted})
+        if self.largest_bytes >= SMALLEST_BYTES:
+            wanted += [times * self.largest_bytes for times in BEYOND if times * self.largest_bytes <= self.total_bytes]
+        return sorted({self._whole(size) for size in wanted})
+
+    def _whole(self, size_bytes: int) -> int:
+        grain_bytes = ITEMSIZE_BYTES[self.dtype] * (1 if self.kind is Kind.ALL_REDUCE else self.group.size())
+        return max(grain_bytes, size_bytes // grain_bytes * grain_bytes)
 
     def prepare(self, size_bytes: int) -> Start:
         """Make buffers for one, on compute; what starts it, any number of times."""
@@ -143,10 +166,10 @@ def collectives(units: Sequence[tuple[FsdpUnit, Module]], notes: list[str]) -> l
     there = [(unit, module) for unit, module in units if _ranks(unit) == main]
     unit, module = max(there, key=lambda pair: pair[1].reduced_bytes)
     found = []
-    for kind, dtype, largest in (
-        (Kind.ALL_GATHER, module.gather_dtype, max(m.gathered_bytes for _, m in there)),
-        (Kind.REDUCE_SCATTER, module.reduce_dtype, max(m.reduced_bytes for _, m in there)),
-        (Kind.ALL_REDUCE, module.reduce_dtype, max(m.shard_bytes for _, m in there)),
+    for kind, dtype, sizes in (
+        (Kind.ALL_GATHER, module.gather_dtype, [m.gathered_bytes for _, m in there]),
+        (Kind.REDUCE_SCATTER, module.reduce_dtype, [m.reduced_bytes for _, m in there]),
+        (Kind.ALL_REDUCE, module.reduce_dtype, [m.shard_bytes for _, m in there]),
     ):
         axis = TRAITS[kind].axis
         assert axis is not None
@@ -156,12 +179,65 @@ def collectives(units: Sequence[tuple[FsdpUnit, Module]], notes: list[str]) -> l
         if kind is Kind.ALL_GATHER and not unit.gathers_by_default:
             notes.append("all_gather was left out: the model brings one of its own")
             continue
-        found.append(Collective(axis, kind, dtype, group, largest, unit))
+        found.append(Collective(axis, kind, dtype, group, max(sizes), sum(sizes), unit))
     return found
 
 
 def _ranks(unit: FsdpUnit) -> tuple[int, ...]:
     return tuple(rank for axis in Axis if (group := unit.group(axis)) for rank in (-1, *dist.get_process_group_ranks(group)))
+
+
+class Ahead:
+    """Keeps a device busy while the host issues a batch behind it, so that the batch then runs at the device's own pace.
+
+    Where lanes block the host, each task is handed to a thread, and what that takes belongs to it in backward, too.
+    """
+
+    BUFFER_BYTES: Final = 1 << 27
+    TRIAL: Final = 16
+    MARGIN: Final = 2.0
+    """Times what the host needed lately for a task."""
+
+    MAX_FILLS: Final = 4096
+
+    def __init__(self, lanes: Lanes, device: torch.device | None) -> None:
+        self._lanes = lanes
+        self._is_needed = not lanes.blocks_host and device is not None
+        self._buffer = torch.empty(self.BUFFER_BYTES if self._is_needed else 0, dtype=torch.uint8, device=device)
+        self._issue_s = 0.0
+        self._gained_s = 0.0
+
+    @contextmanager
+    def of(self, lane: str, num_tasks: int) -> Iterator[None]:
+        """Inside, a batch of `num_tasks` is issued on `lane`."""
+        if self._gained_s > 0:
+            num = min(self.MAX_FILLS, math.ceil(self.MARGIN * self._issue_s * num_tasks / self._gained_s))
+            self._fill(lane, num)
+        begin_s = time.perf_counter()
+        yield
+        self._issue_s = (time.perf_counter() - begin_s) / num_tasks
+
+    def measure(self, lane: str) -> None:
+        """By how much a device that fills memory falls behind the host at each fill."""
+        if not self._is_needed:
+            return
+        with self._lanes.compute():
+            self._fill(lane, 1)
+            begin_s = time.perf_counter()
+            token = self._fill(lane, self.TRIAL, is_communication=True)
+            issued_s = time.perf_counter() - begin_s
+            self._lanes.wait([token])
+            (took, *_), _ = self._lanes.take_intervals()
+            self._lanes.rest()
+        self._gained_s = (took.end_s - took.begin_s - issued_s) / self.TRIAL
+
+    def _fill(self, lane: str, num: int, *, is_communication: bool = False) -> Token:
+        def start() -> None:
+            for _ in range(num):
+                self._buffer.zero_()
+
+        task = Task("work that keeps the device busy", "", "this rank", start, nothing, is_communication)
+        return self._lanes.submit(lane, task, ())
 
 
 class Sweep:
@@ -174,6 +250,7 @@ class Sweep:
     def __init__(self, found: Sequence[Collective], lanes: Lanes, meeting: Meeting, limits: Limits) -> None:
         self._collectives = found
         self._lanes, self._meeting, self._limits = lanes, meeting, limits
+        self._ahead = Ahead(lanes, found[0].unit.device if found else None)
         for axis in Axis:
             lanes.open(axis, "normal")
         groups = {one.axis: one for one in found}
@@ -185,13 +262,18 @@ class Sweep:
         Raises:
             ExecutionError: a collective did not end in time, or a rank did not come; names the collective, the group, ranks.
         """
+        if self._groups:
+            self._ahead.measure(self._groups[0].axis)
         end_s = time.perf_counter() + self._limits.budget_s
         left = sum(len(one.sizes()) for one in self._collectives)
         for one in self._collectives:
             swept.dtypes[one.axis, one.kind] = one.dtype
             points = swept.points[one.axis, one.kind] = []
             for size_bytes in one.sizes():
-                points.append(self._point(one, size_bytes, (end_s - time.perf_counter()) / left))
+                if size_bytes <= one.own_bytes or self._fits(one, size_bytes):
+                    points.append(self._point(one, size_bytes, (end_s - time.perf_counter()) / left))
+                else:
+                    swept.notes.append(f"{one} of {size_bytes} bytes was left out: a rank has no memory for it")
                 left -= 1
         swept.crowded = self._crowded(swept)
 
@@ -202,11 +284,20 @@ class Sweep:
         # The first pays for connections and memory, so that it tells little of a small one: again.
         known = self._together(one, what, [self._batch(one, size_bytes, 1, what)], share_s)
         once_s, share_s = min(first_s, known["median_s"]), known["share_s"]
-        in_row = max(1, min(MAX_IN_ROW, round(BATCH_S / max(once_s, 1e-9))))
+        in_row = max(MIN_IN_ROW, min(MAX_IN_ROW, round(BATCH_S / max(once_s, 1e-9))))
         repeats = max(MIN_REPEATS, min(MAX_REPEATS, int(share_s / max(in_row * once_s, 1e-9))))
         seconds = [self._batch(one, size_bytes, in_row, what) for _ in range(repeats)]
         found = self._together(one, what, seconds, share_s)
         return Measured(size_bytes, Spread(found["median_s"], found["low_s"], found["high_s"], found["num"]))
+
+    def _fits(self, one: Collective, size_bytes: int) -> bool:
+        """Whether every rank has memory for more than one module's."""
+        try:
+            one.prepare(size_bytes)
+            fits = True
+        except RuntimeError:
+            fits = False
+        return bool(self._meeting.conclude(fits, all, f"memory for {one} of {size_bytes} bytes"))
 
     def _together(self, one: Collective, what: str, seconds: Sequence[float], share_s: float) -> dict[str, Any]:
         """What ranks measured, as one figure; the first rank's share of time, so that all go on alike."""
@@ -222,9 +313,10 @@ class Sweep:
         """Seconds of one of `in_row` in a row, on this rank, from its own arrival on."""
         with self._lanes.compute():
             start = one.prepare(size_bytes)
-            self._meet(one, what)
-            tokens = [self._lanes.submit(one.axis, _task(one, what, start), ()) for _ in range(in_row)]
-            return self._times(tokens[-1:])[one.axis] / in_row
+            with self._ahead.of(one.axis, in_row):
+                self._meet(one, what)
+                tokens = [self._lanes.submit(one.axis, _task(one, what, start), ()) for _ in range(in_row)]
+            return self._times(tokens[-1:], f"{what} on {one.ranks}")[one.axis] / in_row
 
     def _crowded(self, swept: Swept) -> float | None:
         """The largest of either axis, as many as take equally long, beside one another."""
@@ -232,9 +324,14 @@ class Sweep:
         first, second = pair
         if first is None or second is None:
             return None
-        alone_s = {c.axis: swept.points[c.axis, c.kind][-1].spread.median_s for c in (first, second)}
+        alone_s = {
+            c.axis: point.spread.median_s
+            for c in (first, second)
+            for point in swept.points[c.axis, c.kind]
+            if point.size_bytes == c.own_bytes
+        }
         whole_s = max(BATCH_S, *(2 * seconds for seconds in alone_s.values()))
-        in_row = {axis: max(1, round(whole_s / max(seconds, 1e-9))) for axis, seconds in alone_s.items()}
+        in_row = {axis: max(1, min(MAX_CROWDED, round(whole_s / max(seconds, 1e-9)))) for axis, seconds in alone_s.items()}
         what = f"{first} beside {second}"
 
         def conclude(values: list[Any]) -> float:
@@ -255,13 +352,14 @@ class Sweep:
 
     def _both(self, first: Collective, second: Collective, in_row: dict[Axis, int], what: str) -> dict[Axis, float]:
         with self._lanes.compute():
-            starts = {c.axis: c.prepare(c.sizes()[-1]) for c in (first, second)}
-            met = self._meet(first, what)
+            starts = {c.axis: c.prepare(c.own_bytes) for c in (first, second)}
             tokens: list[Token] = []
-            for one in (first, second):
-                for _ in range(in_row[one.axis]):
-                    tokens.append(self._lanes.submit(one.axis, _task(one, what, starts[one.axis]), (met,)))
-            return self._times(tokens)
+            with self._ahead.of(first.axis, sum(in_row.values())):
+                met = self._meet(first, what)
+                for one in (first, second):
+                    for _ in range(in_row[one.axis]):
+                        tokens.append(self._lanes.submit(one.axis, _task(one, what, starts[one.axis]), (met,)))
+            return self._times(tokens, f"{what} on {first.ranks}")
 
     def _meet(self, one: Collective, what: str) -> Token:
         """Ranks meet, on every axis, that of `one` last; then each arrives as it likes."""
@@ -276,11 +374,16 @@ class Sweep:
     def _arrive(self) -> None:
         self._limits.arrive()
 
-    def _times(self, tokens: Sequence[Token]) -> dict[Axis, float]:
+    def _times(self, tokens: Sequence[Token], what: str) -> dict[Axis, float]:
         """By axis, from the begin of the first of its collectives to the end of the last."""
         self._lanes.wait(tokens)
-        ops, _ = self._lanes.take_intervals()
+        intervals, _ = self._lanes.take_intervals()
         self._lanes.rest()
+        try:
+            ops = list(intervals)
+        except ExecutionError as error:
+            # A device that does not get there names nothing.
+            raise self._lanes.failure or timeout_error(what, self._limits.timeout_s) from error
         found = {}
         for axis in Axis:
             of_axis = [op for op in ops if op.lane == axis]
@@ -305,6 +408,6 @@ def failing(meeting: Meeting) -> Iterator[None]:
     """Inside, what ends this rank's measurement is told to the others, who would wait for it."""
     try:
         yield
-    except ExecutionError as error:
+    except Exception as error:
         meeting.give_up(error)
         raise

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from commplan.calibrate.meeting import Meeting
 from commplan.errors import ExecutionError
@@ -67,3 +70,48 @@ def test_values_that_do_not_fit_together_are_told_to_all() -> None:
     for error in meet(of({"a": 1}), of({"b": 1})):
         assert isinstance(error, ExecutionError)
         assert str(error) == "adding: what ranks measured does not fit together: KeyError: 'a'"
+
+
+def test_the_others_hear_why_the_first_gave_up() -> None:
+    def fails(meeting: Meeting) -> None:
+        meeting.give_up(RuntimeError("the cable is out"))
+
+    found = meet(fails, lambda meeting: meeting.conclude(1, sum, "adding"), timeout_s=5.0)
+    assert str(found[1]) == "adding: rank 0 gave up: RuntimeError: the cable is out"
+
+
+class Timed:
+    """A board of rank 1 of three, on which notes come at given seconds."""
+
+    rank, ranks = 1, (0, 1, 2)
+
+    def __init__(self, first_s: float, outcome_s: float) -> None:
+        self._at_s = {"value/0": first_s, "outcome of all": outcome_s}
+        self._now_s = 0.0
+
+    def begin(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+
+    def post(self, key: str, text: str) -> None:
+        pass
+
+    def clean(self) -> None:
+        pass
+
+    def missing(self, keys: Sequence[str], timeout_s: float) -> list[int]:
+        last_s = max(self._at_s[key] for key in keys)
+        self._now_s = min(max(last_s, self._now_s), self._now_s + timeout_s)
+        return [place for place, key in enumerate(keys) if self._at_s[key] > self._now_s]
+
+    def read(self, key: str, of: int) -> str:
+        return json.dumps({"problem": "", "value": "all were there"})
+
+    def read_all(self, keys: Sequence[tuple[str, int]]) -> list[str]:
+        return [json.dumps({"value": 0}) for _ in keys]
+
+
+@given(st.floats(0, 9.9), st.floats(0, 9.9))
+def test_who_is_early_waits_for_as_long_as_the_first_does(first_s: float, late_s: float) -> None:
+    """The first comes within the timeout, and the last one within the timeout from then."""
+    board = Timed(first_s, first_s + late_s)
+    assert Meeting(cast(Any, board), 10.0).conclude(1, sum, "adding") == "all were there"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commplan.calibrate.marks import Call, Hook, compute_between
-from commplan.calibrate.statistics import Spread, rising, slowdown, slowest_group
+from commplan.calibrate.statistics import Spread, rising, rising_line, slowdown, slowest_group
 
 seconds = st.floats(min_value=1e-6, max_value=10.0)
 
@@ -29,6 +29,20 @@ def test_the_rising_curve_is_the_nearest_one(values: list[int], data: st.DataObj
 def test_what_rises_stays_as_it_is() -> None:
     assert rising([1.0, 2.0, 2.0, 5.0]) == [1.0, 2.0, 2.0, 5.0]
     assert rising([3.0, 1.0, 5.0]) == [2.0, 2.0, 5.0]
+
+
+def test_a_line_that_falls_at_its_end_is_gone_on_with_as_before() -> None:
+    line, of = rising_line([(1, 1.0), (10, 10.0), (40, 41.0), (80, 39.0)])
+    assert line == [(1, 1.0), (10, 10.0), (60, 40.0)]
+    assert of == [[0], [1], [2, 3]]
+    assert rising_line([(10, 2.0), (20, 1.0)]) == ([(10, 1.5), (20, 1.5)], [[0], [1]])
+
+
+def test_sizes_that_are_near_one_another_are_one() -> None:
+    """As a weight of 2**20 elements, and the same with a bias."""
+    line, of = rising_line([(1 << 20, 1.0), (1 << 22, 4.0), ((1 << 22) + 4096, 4.2)])
+    assert line == [(1 << 20, 1.0), ((1 << 22) + 2048, 4.1)]
+    assert of == [[0], [1, 2]]
 
 
 @given(
