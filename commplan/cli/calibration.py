@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from commplan.cli import EXIT_UNUSABLE, launched
-from commplan.cli.files import require_place, write_whole
+from commplan.cli.files import require_places, told_if_replaced, write_whole
 
 if TYPE_CHECKING:
     from commplan.calibrate import Outcome
@@ -52,8 +52,7 @@ def profile(
         world_size = launched.world_size(HOW_TO_START)
         launched.require_sizes(sizes, world_size, has_script=bool(command))
         if os.environ["RANK"] == "0":
-            for option, path in (("--output", output), ("--table", table)):
-                require_place(option, path)
+            require_places({"--output": output, "--table": table})
         work = launched.work(command or [], sizes)
         launched.require_torch()
     launched.as_python_starts()
@@ -95,7 +94,9 @@ class _Writer:
             return
         try:
             if self._table is not None:
+                told_if_replaced(self._table)
                 write_whole(self._table, found.table.model_dump_json(indent=2) + "\n")
+            told_if_replaced(self._output)
             write_whole(self._output, found.profile)
         except OSError as error:
             self.exit_code = EXIT_UNUSABLE

@@ -8,7 +8,7 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
-from commplan.cli.files import require_place, write_whole
+from commplan.cli.files import require_places, told_if_replaced, write_whole
 from commplan.errors import CommplanError
 from commplan.estimate import MODELS, NODES, Job, estimate, find_model, find_node, preset_names
 from commplan.estimate.formulas import Work
@@ -16,6 +16,9 @@ from commplan.language.source import did_you_mean, shown
 from commplan.ops import ITEMSIZE_BYTES
 
 Found = TypeVar("Found")
+
+MOST: Final = 2**31
+"""Of anything that is counted."""
 
 _OF_NODE: Final = "In place of the node's"
 
@@ -25,10 +28,10 @@ def estimate_command(
         str, typer.Argument(metavar="MODEL", help=f"{', '.join(preset_names(MODELS))}, or a YAML file as theirs.")
     ],
     node: Annotated[str, typer.Option(metavar="NODE", help=f"{', '.join(preset_names(NODES))}, or a YAML file as theirs.")],
-    shard: Annotated[int, typer.Option(metavar="N", min=1, help="Devices that share one copy of the parameters.")],
-    replicate: Annotated[int, typer.Option(metavar="N", min=1, help="Copies.")] = 1,
-    sequence: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of a row.")] = 8192,
-    micro_batch: Annotated[int, typer.Option(metavar="N", min=1, help="Rows of one backward of a device.")] = 1,
+    shard: Annotated[int, typer.Option(metavar="N", min=1, max=MOST, help="Devices that share one copy of the parameters.")],
+    replicate: Annotated[int, typer.Option(metavar="N", min=1, max=MOST, help="Copies.")] = 1,
+    sequence: Annotated[int, typer.Option(metavar="N", min=1, max=MOST, help="Tokens of a row.")] = 8192,
+    micro_batch: Annotated[int, typer.Option(metavar="N", min=1, max=MOST, help="Rows of one backward of a device.")] = 1,
     recompute: Annotated[bool, typer.Option("--recompute", help="Layers run their forward again in backward.")] = False,
     keep_gathered: Annotated[
         bool, typer.Option("--keep-gathered", help="Parameters stay whole from forward to backward.")
@@ -67,8 +70,7 @@ def estimate_command(
 
     Exit codes: 0 written; 2 wrong usage, or a file that can't be read or written.
     """
-    for option, path in (("--output", output), ("--table", table)):
-        require_place(option, path)
+    require_places({"--output": output, "--table": table})
     for option, dtype in (("--gather-dtype", gather_dtype), ("--reduce-dtype", reduce_dtype)):
         if dtype not in ITEMSIZE_BYTES:
             raise typer.BadParameter(f"{shown(dtype)}: {did_you_mean(dtype, ITEMSIZE_BYTES)}", param_hint=option)
@@ -83,15 +85,15 @@ def estimate_command(
         "hbm_bytes_per_s": hbm_bytes_per_s,
     }
     job = Job(
-        _read("MODEL", find_model, model),
-        _read("--node", find_node, node),
-        shard,
-        replicate,
-        Work(sequence, micro_batch, recompute),
-        {name: value for name, value in figures.items() if value is not None},
-        gather_dtype,
-        reduce_dtype,
-        not keep_gathered,
+        model=_read("MODEL", find_model, model),
+        node=_read("--node", find_node, node),
+        shard=shard,
+        replicate=replicate,
+        work=Work(sequence, micro_batch, recompute),
+        given={name: value for name, value in figures.items() if value is not None},
+        gather_dtype=gather_dtype,
+        reduce_dtype=reduce_dtype,
+        reshards=not keep_gathered,
     )
     try:
         found = estimate(job)
@@ -99,10 +101,12 @@ def estimate_command(
         raise typer.BadParameter(str(error)) from error
     try:
         if table is not None:
+            told_if_replaced(table)
             write_whole(table, found.table.model_dump_json(indent=2) + "\n")
         if output is None:
             typer.echo(found.text, nl=False)
         else:
+            told_if_replaced(output)
             write_whole(output, found.text)
     except OSError as error:
         raise typer.BadParameter(f"cannot write {error.filename}: {error.strerror}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import typer
@@ -24,6 +25,27 @@ def require_place(option: str, path: Path | None) -> None:
         raise typer.BadParameter(f"there is no folder {shown(str(folder))}", param_hint=option)
     if path.is_dir() or not os.access(folder, os.W_OK):
         raise typer.BadParameter(f"{shown(str(path))} can't be written", param_hint=option)
+
+
+def require_places(paths: Mapping[str, Path | None]) -> None:
+    """Check before the work that files can be written, each of its own; options -> paths.
+
+    Raises:
+        typer.BadParameter: they can't.
+    """
+    options: dict[Path, str] = {}
+    for option, path in paths.items():
+        require_place(option, path)
+        if path is None or (path.exists() and not path.is_file()):
+            continue
+        if (other := options.setdefault(path.resolve(), option)) != option:
+            raise typer.BadParameter(f"{shown(str(path))} is that of {other}: one would replace the other", param_hint=option)
+
+
+def told_if_replaced(path: Path) -> None:
+    """Say on standard error that a file is about to be replaced."""
+    if path.is_file():
+        typer.echo(f"warning: {path} was there already; it is replaced", err=True)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from commplan.language.modules import Module, ModuleTable, Parameter
 from commplan.language.presets import Figure, ModelPreset, NodePreset
 from commplan.language.profile_text import profile_text
 from commplan.language.profiles import Profile
+from commplan.language.records import validated
 from commplan.ops import ITEMSIZE_BYTES, TRAITS, Axis, Kind
 
 GIVEN: Final = "given"
@@ -66,10 +67,11 @@ def estimate(job: Job) -> Estimate:
     """The profile of `job`.
 
     Raises:
-        CommplanError: a figure of the node has no source and is not given, or the mesh does not fit the nodes; says what to do.
+        CommplanError: a figure of the node has no source and is not given, the mesh does not fit the nodes, or nothing sensible
+            comes of the figures; says what to do.
     """
     draft = _Draft(job)
-    profile = Profile.model_validate(draft.data())
+    profile = validated(draft.data(), Profile, draft.hint)
     return Estimate(profile, profile_text(profile, draft.comments), draft.table)
 
 
@@ -87,6 +89,15 @@ OPTIONS: Final[Mapping[str, str]] = {
     )
 }
 """Figures of a node that can be given -> the option that gives them."""
+
+
+_MADE_OF: Final[Mapping[str, tuple[str, ...]]] = {
+    "compute_s": ("peak_flops", "mfu"),
+    "bytes_per_s": ("intra_bytes_per_s", "inter_bytes_per_s"),
+    "latency_s": ("base_latency_s", "intra_latency_s", "inter_latency_s"),
+    "host": ("hbm_bytes_per_s",),
+}
+"""Part of a profile -> the figures that it is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +133,15 @@ class _Draft:
         source = "\n".join(self._source())
         name = f"{job.model.name}, {job.replicate} x {job.shard} devices, {job.node.name}"
         return {"name": name, "source": source, "compute_s": compute, "axes": axes, "host": host, "fsdp2_gathers": "prefetched"}
+
+    def hint(self, at: Sequence[int | str]) -> str:
+        """Of what the figure at this place of the profile is made: what is given of it, or all that can be."""
+        made_of = next((options for part, options in _MADE_OF.items() if part in at), ())
+        given = [name for name in made_of if name in self._job.given] or list(made_of)
+        options = [OPTIONS[name] for name in given]
+        if "compute_s" in at:
+            options += ["--sequence", "--micro-batch"]
+        return f"check {', '.join(options)}" if options else "check the names of the model and of the node"
 
     # Figures.
 
@@ -221,9 +241,14 @@ class _Draft:
         ports = "the port of its one member" if place.members == 1 else f"the ports of its {place.members} members"
         return out, f"inter_bytes_per_s, of each node through {ports}"
 
+    @property
+    def _pair(self) -> Figure[float] | None:
+        """The wire between two devices of a node, where each has one to each other one; a speed that is given is a switch's."""
+        return None if "intra_bytes_per_s" in self._job.given else self._job.node.intra_pair_bytes_per_s
+
     def _inside(self, members: int) -> tuple[float, str]:
-        pair = self._job.node.intra_pair_bytes_per_s
-        if pair is None or "intra_bytes_per_s" in self._job.given:
+        pair = self._pair
+        if pair is None:
             return self._figure("intra_bytes_per_s"), "intra_bytes_per_s, through a switch"
         self._say(self._job.node, "intra_pair_bytes_per_s", pair)
         return (members - 1) * pair.value, f"intra_pair_bytes_per_s to each of the {members - 1} others at once"
@@ -231,8 +256,7 @@ class _Draft:
     def _latency_s(self, place: _Place, kind: Kind) -> tuple[float, str]:
         """Of a ring that goes through all members of a node before it leaves for the next."""
         steps, between = num_steps(kind, place.num_ranks), num_steps(kind, place.nodes)
-        is_wired = place.nodes == 1 and self._job.node.intra_pair_bytes_per_s is not None
-        if is_wired:
+        if place.nodes == 1 and self._pair is not None:
             # All others are reached in one step.
             steps = num_steps(kind, 2)
         found = self._figure("base_latency_s")

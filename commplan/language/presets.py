@@ -9,6 +9,7 @@ from typing import Annotated, Final, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from commplan.errors import CommplanError
+from commplan.language.profiles import ONE_LINE
 from commplan.language.records import read_yaml
 from commplan.language.source import did_you_mean, load_text, shown
 
@@ -42,7 +43,7 @@ class Preset(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: Literal[1] = 1
-    name: Annotated[str, Field(min_length=1, max_length=100)]
+    name: Annotated[str, Field(min_length=1, max_length=80, pattern=ONE_LINE)]
     sources: dict[str, Annotated[str, Field(min_length=1)]]
 
     def figures(self) -> Iterator[tuple[str, Figure[int] | Figure[float]]]:

@@ -17,7 +17,7 @@ from commplan.ops import Axis, Kind
 
 MAX_PROFILE_BYTES: Final = 4 * 1024 * 1024
 
-_ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
+ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
 
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Speed = Annotated[float, Field(ge=1e-3, le=1e24, allow_inf_nan=False)]
@@ -136,7 +136,7 @@ class Profile(_Part):
     """
 
     version: Literal[1] = 1
-    name: Annotated[str, Field(min_length=1, max_length=200, pattern=_ONE_LINE)]
+    name: Annotated[str, Field(min_length=1, max_length=200, pattern=ONE_LINE)]
     source: str = ""
     compute_s: Compute
     axes: dict[Axis, AxisCosts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -46,6 +47,22 @@ def read_yaml(text: str, file: str, model: type[Record], form: str) -> Record:
         ]
         rest = [f"and {len(lines) - _MAX_REPORTED} more"] if len(lines) > _MAX_REPORTED else []
         raise CommplanError("\n".join([*lines[:_MAX_REPORTED], *rest])) from error
+
+
+def validated(data: object, model: type[Record], hint: Callable[[Sequence[int | str]], str]) -> Record:
+    """The record that holds `data`, which no file spells.
+
+    Args:
+        hint: what to change where a value is wrong, by the path to it, in words.
+
+    Raises:
+        CommplanError: naming everything (the first 20 things) that is wrong, and what to change.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{_path(e['loc'])}: {e['msg'].removeprefix('Value error, ')}: {hint(e['loc'])}" for e in error.errors()]
+        raise CommplanError("\n".join(lines[:_MAX_REPORTED])) from error
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

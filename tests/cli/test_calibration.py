@@ -36,6 +36,7 @@ MISUSES = [
     (("--output", "nowhere/profile.yaml"), "there is no folder"),
     (("--output", "."), "'.' can't be written"),
     (("--table", "nowhere/table.json"), "there is no folder"),
+    (("--output", "x", "--table", "./x"), "'x' is that of --output"),
     (("--steps", "0"), "--steps"),
     (("--", "trian.py"), "there is no script 'trian.py'; did you mean train.py?"),
     (("--replicas", "3"), "4 ranks can't be 3 equal replicas"),

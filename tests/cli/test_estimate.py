@@ -37,6 +37,13 @@ def test_every_figure_that_is_asked_for_has_its_option(run: Run) -> None:
     assert [option for option in OPTIONS.values() if f"{option} " not in told] == []
 
 
+def test_a_file_that_is_replaced_is_named(run: Run) -> None:
+    Path("p.yaml").write_text("mine")
+    done = run("estimate", "llama3-8b", "--node", "dgx-h100", *MESH, "-o", "p.yaml", "--table", "t.json")
+    assert (done.code, done.err) == (0, "warning: p.yaml was there already; it is replaced\n")
+    assert load_profile("p.yaml").name.startswith("Llama 3 8B")
+
+
 MISUSES = [
     (("llama3-8", "--node", "dgx-h100", *MESH), "there is no preset 'llama3-8': did you mean llama3-8b?"),
     (("llama3-8b", "--node", "h100", *MESH), "there is no preset 'h100'"),
@@ -45,6 +52,10 @@ MISUSES = [
     (("llama3-8b", "--node", "dgx-h100", *MESH, "--reduce-dtype", "bfloat"), "did you mean bfloat16?"),
     (("llama3-8b", "--node", "dgx-h100", *MESH, "-o", "nowhere/p.yaml"), "there is no folder"),
     (("llama3-8b", "--node", "dgx-h100", *MESH, "--mfu", "2"), "--mfu"),
+    (("llama3-8b", "--node", "dgx-h100", *MESH, "--peak-flops", "1"), "check --peak-flops"),
+    (("llama3-8b", "--node", "dgx-h100", *MESH, "--intra-bytes-per-s", "1e30"), "check --intra-bytes-per-s"),
+    (("llama3-8b", "--node", "dgx-h100", "--shard", "8", "--replicate", "1" + "0" * 24), "--replicate"),
+    (("llama3-8b", "--node", "dgx-h100", *MESH, "-o", "x", "--table", "./x"), "is that of --output"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,34 @@ def test_what_nobody_knows_is_asked_for(changes: dict[str, Any], told: str) -> N
         estimate(job(**changes))
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"peak_flops": 1.0}, r"compute_s.default: .*: check --peak-flops, --sequence, --micro-batch"),
+        ({"mfu": 1e-30}, r"compute_s.default: .*: check --mfu, --sequence"),
+        ({"intra_bytes_per_s": 1e30}, r"axes.shard.all_gather.bytes_per_s: .*: check --intra-bytes-per-s$"),
+        ({"inter_bytes_per_s": 1e30, "intra_bytes_per_s": 1e30}, r"all_reduce.bytes_per_s: .* check --intra-.*, --inter-"),
+        ({"hbm_bytes_per_s": 1e30}, r"host.pack_bytes_per_s: .*: check --hbm-bytes-per-s"),
+        ({"base_latency_s": 1e30}, r"axes.shard.all_gather.latency_s: .*: check --base-latency-s"),
+    ],
+)
+def test_figures_of_which_nothing_sensible_comes_are_told_by_their_options(given: dict[str, float], told: str) -> None:
+    with pytest.raises(CommplanError, match=re.compile(told, re.MULTILINE)):
+        estimate(job(given=given))
+
+
+def test_a_speed_that_is_given_is_a_switchs_and_so_is_its_latency() -> None:
+    """All-reduce among eight: a ring of 14 steps, as on a node that has a switch; 2 where all are wired to all."""
+    latencies = {"base_latency_s": 1e-3, "intra_latency_s": 1e-4, "mfu": 0.4, "inter_latency_s": 1e-5}
+    for node, figures, num in (
+        ("ascend-910b", {}, 2),
+        ("ascend-910b", {"intra_bytes_per_s": 1e11}, 14),
+        ("dgx-h100", {"intra_bytes_per_s": 1e11}, 14),
+    ):
+        of = job(node=node, shard=1, replicate=8, given={**latencies, **figures})
+        assert seconds(of, Axis.REPLICATE, Kind.ALL_REDUCE, 0) == pytest.approx(1e-3 + num * 1e-4)
+
+
 NODE = (NODES / "dgx-h100.yaml").read_text(encoding="utf-8")
 BAD = [
     (
@@ -148,6 +177,8 @@ BAD = [
     (NODE + "intra_pair_bytes_per_s: {value: 1, source: dgx}\n", "not both"),
     (NODE.replace("sources:", "sources:\n  more: nothing"), "no figure is from the source 'more'"),
     ("[]", "n.yaml:1:1: a preset is a mapping"),
+    (NODE.replace("name: DGX H100", "name: " + "long " * 17), r"n.yaml:\d+:\d+: name: "),
+    (NODE.replace("name: DGX H100", 'name: "two\\nlines"'), r"n.yaml:\d+:\d+: name: "),
 ]
 
 
