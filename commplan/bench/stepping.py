@@ -48,6 +48,7 @@ class Stepper:
         self._finder = ModelFinder()
         self._clock: Callable[[], Optimizer | None] = lambda: None
         self._steps: Measurement | None = None
+        self._failure: Exception | None = None
 
     def run(self, work: Callable[[], object]) -> bool:
         """Run a training script, `work`, until the measurement is complete.
@@ -61,11 +62,11 @@ class Stepper:
             except _Enough:
                 pass
             except SystemExit as end:
-                self._end(end if end.code else None)
+                self._end(end if end.code else self._failure)
             except Exception as error:  # noqa: BLE001 - it is handed on, with what was measured until then
                 self._end(error)
             else:
-                self._end(None)
+                self._end(self._failure)
         return self._is_complete
 
     def problem(self, before: str) -> str:
@@ -140,6 +141,9 @@ class Stepper:
             raise AttachError(
                 "the optimizer steps inside backward, where no schedule can be attached or detached: let it step after it"
             )
+        if self._failure is not None:
+            # The script caught it and goes on, but there is nothing left that could.
+            raise self._failure
         if not self._is_waiting():
             self._is_complete = True
             self._end(None)
@@ -148,8 +152,12 @@ class Stepper:
     def _is_waiting(self) -> bool:
         """Let the measurement go on to its next `yield`; whether there was one."""
         assert self._steps is not None
-        for _ in self._steps:
-            return True
+        try:
+            for _ in self._steps:
+                return True
+        except Exception as error:
+            self._failure = error
+            raise
         return False
 
 
