@@ -180,20 +180,19 @@ class _Session:
         if not meeting.is_first:
             return None
         table = plan.modules
-        reduced = _members(plan, Kind.REDUCE_SCATTER)
         measured = Measurements(
-            table,
-            compute,
-            gathers,
-            swept,
-            beside,
-            sum(module.reduced_bytes for module in reduced),
-            sum(module.gathered_bytes for module in _members(plan, Kind.ALL_GATHER)),
-            device.type,
-            in_words(model),
-            _source(self._settings, model, device),
-            [*self._notes, *swept.notes],
-            backwards,
+            table=table,
+            compute=compute,
+            gathers=gathers,
+            swept=swept,
+            beside=beside,
+            packed_bytes=packed_bytes(plan),
+            unpacked_bytes=sum(module.gathered_bytes for module in _members(plan, Kind.ALL_GATHER)),
+            device=device.type,
+            name=in_words(model),
+            source=_source(self._settings, model, device),
+            notes=[*self._notes, *swept.notes],
+            backwards=backwards,
         )
         profile, comments = profile_of(measured)
         summary = _summary(measured, time.perf_counter() - begun_s)
@@ -333,19 +332,27 @@ def _total_s(steps: Sequence[_Step]) -> float:
 def _beside_of(step: _Step, plan: Plan, alone_s: float) -> Beside:
     times, report = step.backwards[-1], step.report
     copied_s = {copy: seconds for copy, (_, seconds) in times.copies.items()}
+    # Where a forward is run again FSDP2 may gather for it.
+    apart_s = report.compute_wait_s() + sum(copied_s.values()) + sum(times.gathers_s.values())
     return Beside(
-        alone_s,
-        sum(times.compute_s.values()),
-        {lane: report.hidden_s(lane) for lane in report.lanes},
-        report.hidden_s(),
-        # Where a forward is run again FSDP2 may gather for it.
-        max(times.hooks_s - report.compute_wait_s() - sum(copied_s.values()) - sum(times.gathers_s.values()), 0.0),
-        sum(isinstance(one, OpStep) and one.lane != COMPUTE_LANE for one in plan.steps),
-        copied_s[Copy.PACK],
-        copied_s[Copy.UNPACK],
-        copied_s[Copy.WRITE],
-        times.copies[Copy.WRITE][0],
+        alone_s=alone_s,
+        compute_s=sum(times.compute_s.values()),
+        hidden_s={lane: report.hidden_s(lane) for lane in report.lanes},
+        any_hidden_s=report.hidden_s(),
+        overhead_s=max(times.hooks_s - apart_s, 0.0),
+        num_issued=sum(isinstance(one, OpStep) and one.lane != COMPUTE_LANE for one in plan.steps),
+        pack_s=copied_s[Copy.PACK],
+        unpack_s=copied_s[Copy.UNPACK],
+        write_s=copied_s[Copy.WRITE],
+        num_written=times.copies[Copy.WRITE][0],
     )
+
+
+def packed_bytes(plan: Plan) -> int:
+    """What is packed in a backward: for reduce-scatters, and for all-reduces of what has no shard axis."""
+    scattered = sum(module.reduced_bytes for module in _members(plan, Kind.REDUCE_SCATTER))
+    reduced = _members(plan, Kind.ALL_REDUCE)
+    return scattered + sum(module.reduced_bytes for module in reduced if Axis.SHARD not in module.axes)
 
 
 def _trained(attachment: Attachment) -> list[tuple[FsdpUnit, Module]]:

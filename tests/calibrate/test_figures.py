@@ -34,23 +34,34 @@ def swept(crowded: float | None = 1.0, **kinds: list[tuple[int, float]]) -> Swep
     return Swept(points, dict.fromkeys(points, "float32"), crowded)
 
 
-BESIDE = Beside(0.3, 0.36, {"shard": 0.12, "replicate": 0.12}, 0.24, 0.009, 9, 0.001, 0.002, 0.003, 3)
+BESIDE = Beside(
+    alone_s=0.3,
+    compute_s=0.36,
+    hidden_s={"shard": 0.12, "replicate": 0.12},
+    any_hidden_s=0.24,
+    overhead_s=0.009,
+    num_issued=9,
+    pack_s=0.001,
+    unpack_s=0.002,
+    write_s=0.003,
+    num_written=3,
+)
 
 
 def measured(**changes: Any) -> Measurements:
     compute = {name: spread(0.1) for name in NAMES}
     beside = changes.pop("beside", BESIDE)
     whole = Measurements(
-        TABLE,
-        compute,
-        {},
-        swept(),
-        beside,
-        3 * MODULE.reduced_bytes,
-        3 * MODULE.gathered_bytes,
-        "cpu",
-        "it",
-        ["a line", "another"],
+        table=TABLE,
+        compute=compute,
+        gathers={},
+        swept=swept(),
+        beside=beside,
+        packed_bytes=3 * MODULE.reduced_bytes,
+        unpacked_bytes=3 * MODULE.gathered_bytes,
+        device="cpu",
+        name="it",
+        source=["a line", "another"],
     )
     return replace(whole, **changes)
 

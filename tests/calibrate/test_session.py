@@ -29,6 +29,7 @@ from commplan.execute.lanes import Lanes
 from commplan.execute.streams import DeviceHooks, StreamLanes
 from commplan.fsdp2 import torch_faults, torch_private
 from commplan.fsdp2.devices import lanes_for
+from commplan.language.modules import ModuleTable
 from commplan.language.profiles import Profile, parse_profile
 from commplan.ops import Axis, Kind
 from commplan.simulate import costs, simulate
@@ -323,6 +324,14 @@ def test_the_table_has_the_real_orders_where_nothing_runs_beside_compute(worlds:
     (text, names), *_ = worlds.of(4).run(refusing)
     assert "communication was not measured beside compute: not here" in text
     assert [name for name in names if name != "(root)"] == ["b.1", "b.0", "b.2"]
+
+
+def test_what_has_no_shard_axis_is_packed_for_its_all_reduce() -> None:
+    whole = ModuleTable.uniform(3)
+    assert session.packed_bytes(commplan.compile("blocking", whole)) == 3 * whole.modules[0].reduced_bytes
+    replicated = ModuleTable(modules=tuple(m.model_copy(update={"axes": {Axis.REPLICATE: 4}}) for m in whole.modules))
+    found = session.packed_bytes(commplan.compile("blocking", replicated))
+    assert found == sum(module.reduced_bytes for module in replicated.modules) > 0
 
 
 def workers(timeout_s: float) -> Lanes:
