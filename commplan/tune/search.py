@@ -16,8 +16,8 @@ from commplan.plan.model import OpStep
 from commplan.simulate import Simulated, costs, simulate
 from commplan.tune.candidates import CHOICES, ROOT, Candidate
 
-NEARLY = 1e-3
-"""Times that are nearer than about this part are alike: then less memory wins, and then the plainer schedule."""
+NEARLY = 5e-3
+"""Times are compared in steps of this part: within one less memory wins, then the plainer schedule. Predictions are no nearer."""
 
 STARTS = (
     Candidate(),
@@ -137,8 +137,8 @@ class Search:
         """
         ranking = self.library_ranking()
         unit_s = ranking[0].seconds if ranking and ranking[0].seconds > 0 else 1.0
-        # What takes as long as the best of the library is in the middle of a step, and not now here, now there.
-        steps = round(math.log(found.seconds / unit_s) / math.log1p(NEARLY)) if found.seconds > 0 else -math.inf
+        # The best of the library is the last of its step, so what comes out is never slower.
+        steps = math.ceil(math.log(found.seconds / unit_s) / math.log1p(NEARLY) - 1e-9) if found.seconds > 0 else -math.inf
         return steps, found.peak_bytes, _oddity(found), found.seconds
 
     def _try(self, text: str) -> Found | None:

@@ -64,7 +64,7 @@ def test_never_worse_than_the_library_within_the_cap_and_right(
     search = Search(goal(num_modules, profile(*ratios), cap_bytes, bit_equal=bit_equal))
     best = search.best()
     for found in search.library_ranking():
-        assert best.seconds <= found.seconds * 1.001 + 1e-12
+        assert best.seconds <= found.seconds * (1 + 1e-9)
     assert cap_bytes is None or best.peak_bytes <= cap_bytes
     assert [str(v) for v in commplan.check(best.text) if v.severity is Severity.ERROR] == []
     steps = [step for step in best.simulated.plan.steps if isinstance(step, OpStep)]
@@ -75,10 +75,10 @@ def test_never_worse_than_the_library_within_the_cap_and_right(
 
 
 def test_a_climb_among_schedules_that_are_nearly_alike_ends() -> None:
-    # With times within a thousandth alike, and less memory better, there are three of which each is better than the next.
+    # If times within a thousandth were alike, and less memory better, there were three of which each is better than the next.
     search = Search(goal(8, profile(1, 0.1, 0.3, 0.08, issue_s=0.005)))
     found = [one for one in (search.try_candidate(one) for one in Candidate(gather=1).neighbours()) if one is not None]
-    assert search.best().seconds <= min(one.seconds for one in found) * 1.001
+    assert search.best().seconds <= min(one.seconds for one in found) * 1.006
 
 
 def test_the_same_each_time() -> None:

@@ -168,6 +168,6 @@ def problems(found: Mapping[str, Any]) -> list[str]:
     wrong = []
     if found["num_caps_broken"]:
         wrong.append(f"{found['num_caps_broken']} cap(s) on memory were not kept")
-    if found["max_ratio_library"] > 1.001:
+    if found["max_ratio_library"] > 1 + 1e-6:
         wrong.append("the library has a faster schedule than what was found")
     return wrong
