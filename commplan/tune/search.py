@@ -17,7 +17,7 @@ from commplan.simulate import Simulated, costs, simulate
 from commplan.tune.candidates import CHOICES, ROOT, Candidate
 
 NEARLY = 5e-3
-"""Times are compared in steps of this part: within one less memory wins, then the plainer schedule. Predictions are no nearer."""
+"""Times are compared in steps of this part, as predictions are no nearer: within one less memory wins, then the plainer one."""
 
 STARTS = (
     Candidate(),
