@@ -23,14 +23,6 @@ ROOT = Path(__file__).parents[2]
 TIMEOUT_S = float(os.environ.get("WORLD_TIMEOUT_S", "120"))
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """As in the first of four processes."""
-    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
-    return monkeypatch
-
-
 def test_without_a_launcher_it_says_how_to_start(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     done = run("bench", "--schedules", "blocking", "--", "train.py")
