@@ -12,7 +12,7 @@ import torch.distributed as dist
 from commplan.execute.collectives import nothing
 from commplan.execute.interface import Unit
 from commplan.execute.lanes import Task, Token
-from commplan.execute.packing import Cut, columns
+from commplan.execute.packing import Cut, columns, without_grad
 from commplan.execute.store import Store
 from commplan.ops import OpId
 from commplan.plan.model import OpStep
@@ -143,7 +143,7 @@ class Gathers:
         buffer = self.store.memory.borrow(numel * num_ranks, first.dtype, first.device)
         parts = buffer.split([size * num_ranks for size in cut.sizes]) if cut.pieces > 1 else (buffer,)
         gathered = Gathered(buffer, parts, cut, num_ranks, {need: place for place, need in enumerate(inputs)})
-        with torch.no_grad():
+        with without_grad():
             if cut.pieces == 1:
                 own = [buffer.narrow(0, rank * numel, numel)]
                 torch.cat([shard for shards in inputs.values() for shard in shards], out=own[0])

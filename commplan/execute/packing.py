@@ -7,6 +7,7 @@ after another.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +16,11 @@ import torch
 from commplan.execute.instance import Instance
 from commplan.execute.memory import Memory
 from commplan.ops import piece_bounds
+
+
+def without_grad() -> AbstractContextManager[object]:
+    """`torch.no_grad()`, which takes microseconds, where gradients are enabled: inside a backward they are not."""
+    return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ def pack(instances: Sequence[Instance], out: torch.Tensor, cut: Cut, shard_size:
     if cut.pieces == 1:
         instances[0].unit.pack([gradient for of_one in gradients for gradient in of_one], out, shard_size)
     else:
-        with torch.no_grad():
+        with without_grad():
             rows = [
                 [_rows(gradient, numel, shard_size) for gradient, numel in zip(of_one, instance.layout.numels, strict=True)]
                 for of_one, instance in zip(gradients, instances, strict=True)

@@ -31,7 +31,7 @@ from commplan.sight.intervals import Interval
 PRIORITIES = {"high": -1, "normal": 0}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamToken:
     """The end of a task: `event` on `lane`, `number` counts the tasks of all lanes. Without an event: a point of compute."""
 

@@ -11,7 +11,7 @@ from commplan.errors import ExecutionError
 from commplan.sight.intervals import Interval
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Span:
     """An op, or a wait of compute (lane "compute"), between two timed events; `issued` is one of compute."""
 

@@ -103,6 +103,7 @@ class Driver:
     def install(self, model: nn.Module) -> None:
         """Replace the methods and register the hooks."""
         root_set = set(root_modules(model))
+        inside: set[int] = set()
         for _, state in private.states(model):
             # Any state's may be the one that FSDP2 queues, the root's only as a rule.
             self._replace(state, private.FINAL_CALLBACK, self._final_callback)
@@ -113,10 +114,16 @@ class Driver:
                 self._replace(state, faults.RESETS_ITERATION, self._reset_iteration)
             if root_set.intersection(private.modules(state)):
                 self._roots.append(state)
+            pre_backward = getattr(state, private.STATE_PRE_BACKWARD)
+            if private.is_guarded(pre_backward):
+                # FSDP2 makes its guard anew at each call.
+                once = private.as_hook(private.STATE_PRE_BACKWARD, private.without_guard(pre_backward))
+                self._replacements.make(state, private.STATE_PRE_BACKWARD, once)
+                inside.update(map(id, private.groups(state)))
         for index, group in enumerate(self._groups):
             self._replace(group.raw, "pre_forward", partial(self._pre_forward, index))
             self._replace(group.raw, "post_forward", partial(self._post_forward, index))
-            self._replace(group.raw, "pre_backward", partial(self._pre_backward, index))
+            self._replace(group.raw, "pre_backward", partial(self._pre_backward, index), is_inside=id(group.raw) in inside)
             self._replace(group.raw, "post_backward", partial(self._post_backward, index))
             self._unshards[index].install(self._replacements)
         patience = GatherPatience(self.executor, self._timeout_s, self._fail)
@@ -158,10 +165,10 @@ class Driver:
                 torch_gradients.give_partial_sum(unit.raw, partial_sum.buffer)
         self.executor.close()
 
-    def _replace(self, owner: object, name: str, wrapper: Callable[..., Any]) -> None:
+    def _replace(self, owner: object, name: str, wrapper: Callable[..., Any], *, is_inside: bool = False) -> None:
         """Let `owner.name(...)` be `wrapper(original, ...)`; torch.compile and type checks treat it as FSDP2's own."""
         original = private.without_guard(getattr(owner, name))
-        self._replacements.make(owner, name, private.as_hook(name, partial(wrapper, original)))
+        self._replacements.make(owner, name, private.as_hook(name, partial(wrapper, original), is_inside=is_inside))
 
     def _use(self, orders: Orders) -> None:
         self._orders = orders

@@ -6,7 +6,7 @@ It repeats the halves of FSDP2's post-backward, between which a plan reduces. Th
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -99,18 +99,18 @@ def shard_numel(group: ParamGroup, position: int, shard_size: int) -> int:
     return int(common._get_dim0_padded_size(torch.Size(size), shard_size).numel()) // shard_size
 
 
-def laid_out(group: ParamGroup, gradients: dict[int, torch.Tensor], shard_size: int) -> list[torch.Tensor]:
+def laid_out(gradients: dict[int, torch.Tensor], shard_dims: Mapping[int, int], shard_size: int) -> list[torch.Tensor]:
     """Whole gradients by position, each with what belongs to one rank behind what belongs to the rank before it; empties
     `gradients`.
+
+    Args:
+        shard_dims: position -> the dimension that is split, of parameters where it is not the first.
     """
+    for position, dim in shard_dims.items():
+        if shard_size > 1 and position in gradients:
+            gradients[position] = torch.cat(torch.chunk(gradients[position], shard_size, dim=dim), dim=0)
     found = list(gradients.values())
-    positions = list(gradients)
     gradients.clear()
-    if shard_size > 1:
-        for place, position in enumerate(positions):
-            dim = group.fsdp_params[position].fsdp_placement.dim
-            if dim != 0:
-                found[place] = torch.cat(torch.chunk(found[place], shard_size, dim=dim), dim=0)
     return found
 
 

@@ -15,6 +15,7 @@ from torch.autograd import grad_mode
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from torch.distributed.fsdp._fully_shard import _fsdp_common as common
 
+from commplan.execute.packing import without_grad
 from commplan.fsdp2 import torch_releases as releases
 from commplan.fsdp2.torch_private import ParamGroup, State
 
@@ -36,6 +37,7 @@ class Parameters:
         self._group = group
         self._numels: list[int] = []
         self._outputs: list[torch.Tensor] = []
+        self._memory: list[tuple[torch.UntypedStorage, int]] = []
         self._rows: list[torch.Tensor] = []
         # Shards that may be sent as they are, not ours to keep; looked at closely once, for as long as they are the same.
         self._plain: list[weakref.ref[torch.Tensor]] = []
@@ -90,15 +92,14 @@ class Parameters:
             self._set_by_fsdp2(gathered, process_group)
         elif gathered.data_ptr() != self._outputs[0].data_ptr():
             self._give_memory()
-            with torch.no_grad(), grad_mode._unsafe_preserve_version_counter(tuple(self._rows)):
+            with without_grad(), grad_mode._unsafe_preserve_version_counter(tuple(self._rows)):
                 torch.split_with_sizes_copy(gathered, self._numels, dim=1, out=self._rows)
         self._keep_version()
         self._group._to_unsharded()
 
     def _give_memory(self) -> None:
         """As FSDP2's `alloc_storage`."""
-        for output in self._outputs:
-            storage, size_bytes = output.untyped_storage(), output.nbytes
+        for storage, size_bytes in self._memory:
             if storage.size() != size_bytes:
                 storage.resize_(size_bytes)
 
@@ -111,6 +112,7 @@ class Parameters:
             return False
         self._numels = [p._sharded_param_data.numel() for p in params]
         self._outputs = [p.all_gather_outputs[0] for p in params]
+        self._memory = [(output.untyped_storage(), output.nbytes) for output in self._outputs]
         num_ranks = self._group._all_gather_process_group.size()
         self._rows = [output.view(num_ranks, -1) for output in self._outputs]
         return True

@@ -39,7 +39,8 @@ except ImportError as error:
 ParamGroup = param_group.FSDPParamGroup
 State = state.FSDPState
 FINAL_CALLBACK: Final = "_root_post_backward_final_callback"
-HOOKS_IN_BACKWARD: Final = ("pre_backward", "post_backward", FINAL_CALLBACK)
+STATE_PRE_BACKWARD: Final = "_pre_backward"
+HOOKS_IN_BACKWARD: Final = (STATE_PRE_BACKWARD, "pre_backward", "post_backward", FINAL_CALLBACK)
 
 
 def in_autograd() -> bool:
@@ -92,22 +93,23 @@ def end_group(group: dist.ProcessGroup) -> None:
 
 
 def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, never traced by torch.compile; as FSDP2 does with its own hooks, dynamo is imported at the first call."""
-    disabled: Callable[..., Any] | None = None
+    """`function`, never traced by torch.compile.
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal disabled
-        if disabled is None:
-            disabled = torch._dynamo.disable(function, recursive=True, reason="skipping commplan's hooks")
-        return disabled(*args, **kwargs)
-
-    return call
+    Made at once, not at the first call as FSDP2 does: that call may already be one that is traced.
+    """
+    guarded: Callable[..., Any] = torch.compiler.disable(function, recursive=True, reason="skipping commplan's hooks")
+    return guarded
 
 
-def as_hook(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` in the place of FSDP2's hook `name`: guarded from torch.compile and type checks as that one is."""
-    is_guarded = name in HOOKS_IN_BACKWARD and releases.has_typecheck()
-    return without_dynamo(functools.partial(_without_typecheck, function) if is_guarded else function)
+def as_hook(name: str, function: Callable[..., Any], *, is_inside: bool = False) -> Callable[..., Any]:
+    """`function` in the place of FSDP2's hook `name`: guarded from torch.compile and type checks as that one is.
+
+    Args:
+        is_inside: only called from a hook that is guarded already.
+    """
+    if name in HOOKS_IN_BACKWARD and releases.has_typecheck():
+        function = functools.partial(_without_typecheck, function)
+    return function if is_inside else without_dynamo(function)
 
 
 def _without_typecheck(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -115,9 +117,14 @@ def _without_typecheck(function: Callable[..., Any], /, *args: Any, **kwargs: An
         return function(*args, **kwargs)
 
 
+def is_guarded(method: Callable[..., Any]) -> bool:
+    """Whether FSDP2's `method` has its guard from torch.compile, and nothing of others around it."""
+    return isinstance(method, MethodType) and any(method.__code__ is guard for guard in releases.guards_from_dynamo())
+
+
 def without_guard(method: Callable[..., Any]) -> Callable[..., Any]:
     """FSDP2's `method` without its guard from torch.compile, for callers that have one; what others put around it stays."""
-    if not isinstance(method, MethodType) or not any(method.__code__ is guard for guard in releases.guards_from_dynamo()):
+    if not isinstance(method, MethodType) or not is_guarded(method):
         return method
     return functools.partial(inspect.unwrap(method.__func__, stop=lambda f: f is not method.__func__), method.__self__)
 

@@ -17,6 +17,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from torch.distributed.fsdp._fully_shard import _fsdp_common as common
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as param_group
 
+from commplan.execute.packing import without_grad
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2 import torch_releases as releases
 from commplan.fsdp2.torch_parameters import Parameters
@@ -104,7 +105,7 @@ class Unshard:
         process_group, module = group._all_gather_process_group, group.device_handle
         copy_in_stream, stream = group.comm_ctx.get_all_gather_streams(async_op, group._training_state)
         with _range("FSDP::all_gather", group):
-            with torch.no_grad(), module.stream(copy_in_stream):
+            with without_grad(), module.stream(copy_in_stream):
                 shards = self._parameters.shards_to_gather()
                 if shards is None:
                     return False

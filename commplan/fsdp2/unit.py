@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from commplan.execute.interface import Layout, Reduction
+from commplan.execute.packing import without_grad
 from commplan.fsdp2 import torch_gradients, torch_parameters
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.groups import Group
@@ -37,6 +38,7 @@ class FsdpUnit:
         self.parameters = torch_parameters.Parameters(group.raw)
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._reductions: dict[tuple[object, ...], Reduction] = {}
+        self._shard_dims = {p: facts.shard_dim for p, facts in enumerate(self._facts) if facts.shard_dim != 0}
         self._shard_numels = [torch_gradients.shard_numel(group.raw, p, self.shard_size) for p in range(len(self._facts))]
 
     @property
@@ -80,7 +82,7 @@ class FsdpUnit:
         # FSDP2 asserts that what is trainable in one group has one dtype.
         reduction = self.partial_reduction(self._facts[positions[0]].reduce_dtype)
         all_reduce = reduction.replicate_group is None or self.raw.all_reduce_grads
-        return FsdpGradients(self.raw, taken, layout, reduction, all_reduce)
+        return FsdpGradients(self.raw, taken, layout, reduction, all_reduce, self._shard_dims)
 
     def partial_reduction(self, dtype: torch.dtype) -> Reduction:
         """How FSDP2 would reduce this group in `dtype`."""
@@ -105,7 +107,7 @@ class FsdpUnit:
 
     def pack(self, gradients: Sequence[torch.Tensor], out: torch.Tensor, shard_size: int) -> None:
         """See `Unit`."""
-        with torch.no_grad():
+        with without_grad():
             torch_gradients.copy_in(gradients, out, shard_size)
 
     def reduce_scatter(
@@ -144,7 +146,7 @@ class FsdpUnit:
 
     def write(self, gradient: torch.Tensor, layout: Layout) -> bool:
         """See `Unit`."""
-        with torch.no_grad():
+        with without_grad():
             return torch_gradients.write_grads(self.raw, layout.params, layout.offsets, gradient)
 
 
@@ -157,6 +159,7 @@ class FsdpGradients:
     layout: Layout
     reduction: Reduction
     all_reduce: bool
+    shard_dims: Mapping[int, int]
 
     @property
     def size_bytes(self) -> int:
@@ -165,8 +168,8 @@ class FsdpGradients:
 
     def take(self) -> list[torch.Tensor]:
         """See `Gradients`."""
-        with torch.no_grad():
-            return torch_gradients.laid_out(self.raw, self.taken, self.reduction.shard_size)
+        with without_grad():
+            return torch_gradients.laid_out(self.taken, self.shard_dims, self.reduction.shard_size)
 
     def take_as_sent(self, dtype: torch.dtype) -> torch.Tensor | None:
         """See `Gradients`."""

@@ -14,12 +14,13 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group, _fsdp_state
 from torch.distributed.tensor import Shard
 from torch.profiler import ProfilerActivity, profile
 
 import commplan
-from commplan.fsdp2 import torch_unshard
+from commplan.fsdp2 import driver, torch_unshard
 from tests.worlds import models
 from tests.worlds.world import Rank, Worlds
 
@@ -306,15 +307,54 @@ def test_a_method_that_somebody_replaced_stays(worlds: Worlds) -> None:
 
 def restored(here: Rank) -> None:
     model = sharded(here)
-    groups = [module._get_fsdp_state()._fsdp_param_group for module in (*model.b, model)]
-    before = [dict(vars(group)).keys() for group in groups]
+    states = [module._get_fsdp_state() for module in (*model.b, model)]
+    owners = [*states, *(state._fsdp_param_group for state in states)]
+    before = [set(vars(owner)) for owner in owners]
     with commplan.attach(model, "overlapped_allreduce"):
-        assert all("unshard" in vars(group) for group in groups)
-    assert [vars(group).keys() for group in groups] == before
+        assert all("unshard" in vars(state._fsdp_param_group) for state in states)
+    assert [set(vars(owner)) for owner in owners] == before
 
 
 def test_detach_takes_it_back(worlds: Worlds) -> None:
     worlds.of(4).run(restored)
+
+
+def in_a_compiled_step(here: Rank, is_wrapped: bool) -> dict[str, list[bool]]:
+    """Whether torch.compile traces the hooks of a backward that it runs itself, each time they run."""
+    seen: dict[str, list[bool]] = {"before": [], "after": [], "wrapped": []}
+
+    def noting(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def noted(*args: Any) -> Any:
+            seen[name].append(get_eval_frame_callback() is not None)
+            return original(*args)
+
+        return noted
+
+    @torch.compile(backend="eager")
+    def step(x: torch.Tensor) -> None:
+        model(x).sum().backward()
+
+    torch._dynamo.reset()
+    model = sharded(here)
+    with contextlib.ExitStack() as stack:
+        if is_wrapped:
+            original = _fsdp_state.FSDPState._pre_backward
+            stack.enter_context(patch.object(_fsdp_state.FSDPState, "_pre_backward", noting("wrapped", original)))
+        stack.enter_context(patch.object(driver.Driver, "_need", noting("before", driver.Driver._need)))
+        stack.enter_context(patch.object(driver.Driver, "_complete", noting("after", driver.Driver._complete)))
+        stack.enter_context(commplan.attach(model, "overlapped_allreduce"))
+        step(torch.ones(3, 4))
+    return seen
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True], ids=["FSDP2's hook", "a hook that somebody wrapped"])
+def test_torch_compile_keeps_out_of_hooks(worlds: Worlds, is_wrapped: bool) -> None:
+    for seen in worlds.of(4).run(in_a_compiled_step, is_wrapped=is_wrapped):
+        assert seen["before"]
+        assert seen["after"]
+        assert not any(seen["before"] + seen["after"])
+        assert bool(seen["wrapped"]) is is_wrapped, "what somebody put around FSDP2's hook is called"
 
 
 def old_shards(here: Rank) -> int:
