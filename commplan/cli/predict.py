@@ -256,6 +256,9 @@ def _as_data(simulated: Simulated) -> Mapping[str, Any]:
             if op["exposed_s"] > 0
         ],
         "compute": [{"module": ran.module, "begin_s": ran.begin_s, "end_s": ran.end_s} for ran in simulated.compute],
-        "waits": [{"step": stood.number, "begin_s": stood.begin_s, "end_s": stood.end_s} for stood in simulated.waits],
+        "waits": [
+            {"step": stood.number, "module": stood.module, "begin_s": stood.begin_s, "end_s": stood.end_s}
+            for stood in simulated.waits
+        ],
         "memory": [{"begin_s": point.begin_s, "size_bytes": point.size_bytes} for point in memory(simulated)],
     }

@@ -28,8 +28,9 @@ from commplan.execute.lanes import Token
 from commplan.execute.machinery import Machinery
 from commplan.execute.program import Action, Program, index_plan
 from commplan.execute.store import Store
-from commplan.ops import Kind, Section
+from commplan.ops import COMPUTE_LANE, Kind, Section
 from commplan.plan.model import Buffer, BufferKind, OpStep, Plan, WaitStep
+from commplan.sight.intervals import Interval
 from commplan.sight.report import BackwardReport
 
 P = ParamSpec("P")
@@ -183,6 +184,11 @@ class Executor:
             yield
         finally:
             backward.is_collecting = False
+
+    def host_waited(self, why: str, begin_s: float, end_s: float) -> None:
+        """The host waited (`time.perf_counter` seconds) for a collective that is not the plan's, and compute with it."""
+        if self._backward is not None and self._lanes.blocks_host:
+            self._backward.host_waits.append(Interval(why, COMPUTE_LANE, begin_s, end_s))
 
     @_on_compute
     def root(self) -> None:
@@ -396,6 +402,8 @@ class Executor:
             instance.release_shard(self._memory)
         backward.gathers.drop()
         ops, waits = self._lanes.take_intervals()
+        if backward.host_waits:
+            waits = sorted((*waits, *backward.host_waits), key=lambda wait: wait.begin_s)
         backward.irregular_bytes += self._store.irregular_bytes
         self._store.irregular_bytes = 0
         self.last_report = BackwardReport(

@@ -19,6 +19,7 @@ from commplan.execute.waiting import wait_in_slices
 from commplan.fsdp2 import torch_faults as faults
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.groups import Group
+from commplan.sight.report import fsdp2_gather
 
 logger = logging.getLogger("commplan")
 
@@ -195,6 +196,7 @@ class GatherPatience:
             raise self._fail(ExecutionError(f"{op} failed: {error}")) from error
         finally:
             self._executor.health.host_wait = None
+            self._executor.host_waited(fsdp2_gather(name), begin_s, time.perf_counter())
         if not is_over:
             elapsed_s = time.perf_counter() - begin_s
             late = CollectiveTimeoutError(f"{op} did not end within {elapsed_s:.1f} s: a rank of that group did not reach it.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from commplan.language.modules import ModuleTable
 from commplan.language.profiles import Profile
 from commplan.ops import OpId
-from commplan.picture.panels import WAIT, Bar, Panel, measured, predicted
+from commplan.picture.panels import FSDP2, WAIT, Bar, Panel, measured, predicted
 from commplan.plan.model import Plan
 from commplan.sight.figures import ALL_LANES
 from commplan.sight.runs import Run
@@ -199,7 +199,8 @@ def stops(panel: Panel) -> list[Stop]:
             hook, line = bar.place
             section = hook.split(" ")[0]
             place = f"{section}, {line}" if line else section
-            found.setdefault((place, _families(bar.name)), []).append(bar.end_s - bar.begin_s)
+            what = "its own all-gathers" if bar.place == FSDP2 else _families(bar.name)
+            found.setdefault((place, what), []).append(bar.end_s - bar.begin_s)
     made = [Stop(place, what, sum(seconds), len(seconds)) for (place, what), seconds in found.items()]
     return sorted(made, key=lambda stop: -stop.seconds)
 

@@ -14,7 +14,7 @@ from commplan.plan.model import OpStep, Plan
 from commplan.plan.wire import members_of, wire_bytes
 from commplan.sight.figures import OpReport, Report, describe_backward
 from commplan.sight.intervals import Interval
-from commplan.sight.report import BackwardReport
+from commplan.sight.report import BackwardReport, step_of
 from commplan.sight.runs import Run
 from commplan.simulate import Ran, Simulated, limits, memory, report
 
@@ -23,6 +23,9 @@ PACKING = "packing"
 WAIT = "wait"
 OTHER = "collective"
 """A collective whose plan is not known."""
+
+FSDP2 = ("FSDP2", "")
+"""The place of a wait that is not the plan's."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +90,12 @@ class Panel:
 
 def predicted(simulated: Simulated) -> Panel:
     """A backward that was simulated."""
-    plan = simulated.plan
-    told = describe_backward(report(simulated))
+    plan, whole = simulated.plan, report(simulated)
+    told = describe_backward(whole)
     places = _places(plan)
     table = plan.modules.modules
     bars = [_computed(ran, plan, places, table) for ran in simulated.compute]
-    bars += [
-        Bar(COMPUTE_LANE, _waited(plan, stood.number), WAIT, stood.begin_s, stood.end_s, place=places.get(stood.number, _ROOT))
-        for stood in simulated.waits
-    ]
+    bars += [_wait_bar(whole, wait, places) for wait in whole.compute_waits]
     op_of = _Ops(plan, told.ops)
     bars += [
         replace(op_of.bar(str(ran.op), ran.lane, ran.begin_s, ran.end_s), issued_s=ran.issued_s, limit=limit)
@@ -192,18 +192,14 @@ def _compute_between(whole: BackwardReport, places: Mapping[int, tuple[str, str]
 
 
 def _wait_bar(whole: BackwardReport, wait: Interval, places: Mapping[int, tuple[str, str]]) -> Bar:
-    known = whole.plan is not None and wait.op != ""
-    name = _waited(whole.plan, int(wait.op)) if known else "end of root"
-    place = places.get(int(wait.op), _ROOT) if known else _ROOT
+    number = step_of(wait)
+    name, place = wait.op, FSDP2
+    if wait.op == "" or (number is not None and whole.plan is None):
+        name, place = "end of root", _ROOT
+    elif number is not None and whole.plan is not None:
+        step = whole.plan.steps[number]
+        name, place = ", ".join(map(str, step.waits or step.after)), places.get(number, _ROOT)
     return Bar(COMPUTE_LANE, name, WAIT, wait.begin_s - whole.begin_s, wait.end_s - whole.begin_s, place=place)
-
-
-def _waited(plan: Plan | None, number: int) -> str:
-    """What compute waits for at a step."""
-    if plan is None or number >= len(plan.steps):
-        return "end of root"
-    step = plan.steps[number]
-    return ", ".join(map(str, step.waits or step.after))
 
 
 _ROOT = ("root", "")

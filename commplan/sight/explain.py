@@ -15,7 +15,7 @@ from commplan.ops import Section
 from commplan.plan.model import Hook, OpStep, Plan, Step
 from commplan.plan.wire import members_of
 from commplan.sight.intervals import Interval
-from commplan.sight.report import BackwardReport
+from commplan.sight.report import BackwardReport, step_of
 
 # A delay that is a smaller part of the exposed time does not explain it.
 MIN_SHARE = 0.1
@@ -33,6 +33,7 @@ ADVICE = (
     ("on its communicator", "`communicator: own` for its lane"),
     ("which it comes after", "issue the earlier one sooner, or split it: it needs its data"),
     ("peers arrived", "look at the rank that was last"),
+    ("FSDP2's all-gather", "a schedule that gathers parameters, as prefetch_overlap does"),
 )
 """What stands in a reason, and what to try then."""
 
@@ -69,10 +70,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """A wait of compute: what it was told to wait for, and in which hook; no step: the end of root."""
+    """A wait of compute: what it was told to wait for, and in which hook; no step: the end of root, or what `words` say."""
 
     begin_s: float
     end_s: float
+    words: str
     step: Step | None
     hook: Hook | None
 
@@ -82,7 +84,7 @@ class _Wait:
 
     @property
     def is_tail(self) -> bool:
-        return self.hook is None or self.hook.section is Section.ROOT
+        return not self.words and (self.hook is None or self.hook.section is Section.ROOT)
 
 
 class Explainer:
@@ -144,6 +146,8 @@ class Explainer:
     def _relation(self, run: Run, wait: _Wait) -> str:
         if wait.is_tail:
             return TAIL
+        if wait.words:
+            return f"compute waited for {wait.words}, not for it"
         place = self._place(wait)
         if run.interval.op in wait.names:
             return f"compute waited for it in {place}"
@@ -241,7 +245,9 @@ class Explainer:
             for step in hook.steps:
                 places[str(len(places))] = (step, hook)
         intervals = sorted(self._report.compute_waits, key=lambda i: i.begin_s)
-        return [_Wait(i.begin_s, i.end_s, *places.get(i.op, (None, None))) for i in intervals]
+        return [
+            _Wait(i.begin_s, i.end_s, i.op if step_of(i) is None else "", *places.get(i.op, (None, None))) for i in intervals
+        ]
 
     @cached_property
     def _wait_ends(self) -> Sequence[float]:

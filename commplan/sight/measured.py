@@ -9,6 +9,7 @@ from commplan.ops import COMPUTE_LANE
 from commplan.plan.model import OpStep, Plan
 from commplan.plan.wire import members_of, wire_bytes
 from commplan.sight.intervals import Interval
+from commplan.sight.report import step_of
 from commplan.sight.runs import Run
 from commplan.sight.trace import IN_FLIGHT, MEMORY, Process, Slice, levels
 
@@ -63,9 +64,12 @@ def _compute(run: Run) -> Iterator[Slice]:
 
 def _waited(plan: Plan | None, wait: Interval) -> str:
     """What a wait was for, by the number of its step."""
-    if plan is None or not wait.op:
-        return "wait: end of root"
-    return f"wait: {', '.join(map(str, plan.steps[int(wait.op)].waits))}"
+    number = step_of(wait)
+    if number is None:
+        return f"wait: {wait.op or 'end of root'}"
+    if plan is None:
+        return f"wait: step {number}"
+    return f"wait: {', '.join(map(str, plan.steps[number].waits))}"
 
 
 def _shifted(one: Slice, by_s: float) -> Slice:

@@ -17,7 +17,8 @@ class BackwardReport:
 
     Attributes:
         ops: collectives as they ran, an op waiting for its peers included.
-        compute_waits: when compute stood still for communication; `op` is the number of the plan's step, "" in root's end.
+        compute_waits: when compute stood still for communication; `op` is the number of the plan's step, "" in root's end, or
+            `fsdp2_gather` of a module.
         peak_bytes: most communication memory alive at once.
         declared_peak_bytes: what the plan says, with what accumulation and the arrival of gradients change.
         number: of this attachment's backwards, counted from 1.
@@ -70,6 +71,16 @@ class BackwardReport:
 
     def _busy(self, lane: str | None) -> Spans:
         return union(spans(i for i in self.ops if lane is None or i.lane == lane))
+
+
+def fsdp2_gather(module: str) -> str:
+    """What compute waits for where FSDP2 gathers a module's parameters by itself, and no step of the plan does."""
+    return f"FSDP2's all-gather of module {module!r}"
+
+
+def step_of(wait: Interval) -> int | None:
+    """The number of the plan's step at which compute waited; None at the end of root, and where it was not the plan."""
+    return int(wait.op) if wait.op.isdecimal() else None
 
 
 def stats(report: BackwardReport) -> dict[str, float]:

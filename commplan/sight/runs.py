@@ -11,7 +11,7 @@ from typing import Any, Final
 from commplan.errors import CommplanError, PlanError
 from commplan.plan.model import Plan
 from commplan.sight.intervals import Interval
-from commplan.sight.report import BackwardReport
+from commplan.sight.report import BackwardReport, step_of
 
 FORMAT: Final = "commplan.run"
 VERSION: Final = 1
@@ -82,9 +82,6 @@ class Run:
 def _read(data: Mapping[str, Any]) -> Run:
     plan = None if data["plan"] is None else Plan.from_json(json.dumps(data["plan"]))
     num_steps = 0 if plan is None else len(plan.steps)
-    for op, *_ in data["compute_waits"]:
-        if plan is not None and op and not 0 <= int(op) < num_steps:
-            raise ValueError(f"compute waits at step {op} of a plan of {num_steps}")
     report = BackwardReport(
         _finite(data["begin_s"]),
         _finite(data["end_s"]),
@@ -96,6 +93,10 @@ def _read(data: Mapping[str, Any]) -> Run:
         plan,
         memory=[(_finite(at_s), int(size_bytes)) for at_s, size_bytes in data["memory"]],
     )
+    for wait in report.compute_waits:
+        number = step_of(wait)
+        if plan is not None and number is not None and number >= num_steps:
+            raise ValueError(f"compute waits at step {number} of a plan of {num_steps}")
     return Run(int(data["rank"]), {str(k): int(v) for k, v in data["coordinates"].items()}, _finite(data["wall_s"]), report)
 
 

@@ -31,6 +31,7 @@ class Costs:
 
     Attributes:
         compute_s: backward of each module, by its index in the table.
+        gather_s: likewise, what FSDP2 holds compute for before it, to gather the module's parameters by itself; empty: nothing.
         ops: every op of the plan; on the compute lane only `latency_s` counts.
         demand: link -> the part of it that one transfer fills, 0 < part <= 1; links that are not named are filled.  Transfers
             that want more of a link than there is get equal parts.
@@ -41,3 +42,4 @@ class Costs:
     ops: Mapping[OpId, OpCost]
     demand: Mapping[str, float] = field(default_factory=dict)
     slowdown: Mapping[str, float] = field(default_factory=dict)
+    gather_s: Sequence[float] = ()

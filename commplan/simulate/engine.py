@@ -44,11 +44,14 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Stood:
-    """Compute stood still at step `number`, or at the end of root (the number of steps)."""
+    """Compute stood still at step `number`, or at the end of root (the number of steps); or (-1) while FSDP2 gathered the
+    parameters of `module`, an index into the table.
+    """
 
     number: int
     begin_s: float
     end_s: float
+    module: int = -1
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,13 @@ class Simulated:
 
 @dataclass(slots=True)
 class _Work:
-    """Something of the compute lane that takes time."""
+    """Something of the compute lane that takes time; `is_wait`: while compute stands still."""
 
     seconds: float
     number: int
     module: int = -1
     op: OpId | None = None
+    is_wait: bool = False
 
 
 @dataclass(slots=True)
@@ -217,8 +221,10 @@ class _Engine:
 
     def _end(self, active: _Active) -> None:
         state = self._state
-        if active.work is not None:
-            work = active.work
+        work = active.work
+        if work is not None and work.is_wait:
+            self._waits.append(Stood(work.number, active.begin_s, state.now_s, work.module))
+        elif work is not None:
             issued_s = active.begin_s if work.op is None else self._reached_s[work.number]
             ran = Ran(COMPUTE_LANE, active.begin_s, state.now_s, issued_s, work.number, work.op, work.module)
             (self._compute if work.op is None else self._ops).append(ran)
@@ -253,7 +259,9 @@ class _Engine:
         speeds: dict[str, float] = {}
         for lane, active in state.active.items():
             link = active.phases[0][1]
-            if lane == COMPUTE_LANE:
+            if active.work is not None and active.work.is_wait:
+                speeds[lane] = 1
+            elif lane == COMPUTE_LANE:
                 longer = sum(costs.slowdown.get(link, 0) for link in users)
                 speeds[lane] = 1 / (1 + longer) if longer else 1
             else:
@@ -284,6 +292,8 @@ def _items(plan: Plan, costs: Costs) -> Iterator[_Item]:
         needed = _num_needed(hook, place)
         # Backward of a module within another one comes after what the outer one has to do before it.
         for module in need_order[computed:needed]:
+            if costs.gather_s and costs.gather_s[module]:
+                yield _Work(costs.gather_s[module], -1, module=module, is_wait=True)
             if costs.compute_s[module]:
                 yield _Work(costs.compute_s[module], -1, module=module)
         computed = max(computed, needed)

@@ -12,8 +12,8 @@ from commplan.plan.instants import bytes_by_step
 from commplan.plan.model import COMMUNICATION, Backwards, Buffer, BufferKind, OpStep, Plan
 from commplan.plan.order import step_order
 from commplan.sight.intervals import Interval
-from commplan.sight.report import BackwardReport
-from commplan.simulate.engine import Ran, Simulated
+from commplan.sight.report import BackwardReport, fsdp2_gather
+from commplan.simulate.engine import Ran, Simulated, Stood
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def report(simulated: Simulated) -> BackwardReport:
         0.0,
         simulated.duration_s,
         [Interval(str(op.op), op.lane, op.begin_s, op.end_s, op.issued_s) for op in ran],
-        [Interval(_why(simulated, stood.number), COMPUTE_LANE, stood.begin_s, stood.end_s) for stood in simulated.waits],
+        [Interval(_why(simulated, stood), COMPUTE_LANE, stood.begin_s, stood.end_s) for stood in simulated.waits],
         peak_bytes,
         peak_bytes,
         plan=simulated.plan,
@@ -96,6 +96,8 @@ def _add(points: list[Point], begin_s: float, size_bytes: int) -> None:
         points.append(Point(begin_s, size_bytes))
 
 
-def _why(simulated: Simulated, number: int) -> str:
-    """Reports name a wait by the step that waits, but for the end of root."""
-    return str(number) if number < len(simulated.over_s) - 1 else ""
+def _why(simulated: Simulated, stood: Stood) -> str:
+    """As reports name a wait."""
+    if stood.number < 0:
+        return fsdp2_gather(simulated.plan.modules.modules[stood.module].name)
+    return str(stood.number) if stood.number < len(simulated.plan.steps) else ""

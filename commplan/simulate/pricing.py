@@ -27,13 +27,18 @@ def costs(plan: Plan, profile: Profile) -> Costs:
     gathered = {member for step in steps if step.kind is Kind.ALL_GATHER for member in step.op.members}
     ops = {step.op: _op_cost(step, need if step.kind is Kind.ALL_GATHER else completion, profile) for step in steps}
     compute_s = list(compute_alone(plan, profile))
+    gather_s = [0.0] * len(table)
     for place, index in enumerate(orders(plan.modules)[1]):
-        compute_s[index] += _gather_s(table[index], profile, is_in_plan=place in gathered)
+        if table[index].shard_size > 1 and table[index].resharded_after_forward:
+            compute_s[index] += _over(table[index].gathered_bytes, profile.host.unpack_bytes_per_s)
+            if place not in gathered and profile.fsdp2_gathers != "prefetched":
+                gather_s[index] = _fsdp2_gather_s(table[index], profile)
     return Costs(
         compute_s,
         ops,
         {name: link.demand for name, link in profile.links.items()},
         {name: link.slowdown for name, link in profile.links.items() if link.slowdown},
+        gather_s,
     )
 
 
@@ -92,16 +97,11 @@ def _compute_s(module: Module, profile: Profile) -> float:
     return found
 
 
-def _gather_s(module: Module, profile: Profile, *, is_in_plan: bool) -> float:
-    """What compute does to have the module's parameters whole: it waits, where FSDP2 gathers them on a CPU, and copies."""
-    if module.shard_size == 1 or not module.resharded_after_forward:
-        return 0
-    copy_s = _over(module.gathered_bytes, profile.host.unpack_bytes_per_s)
-    if is_in_plan or profile.fsdp2_gathers == "prefetched":
-        return copy_s
+def _fsdp2_gather_s(module: Module, profile: Profile) -> float:
+    """How long FSDP2's own all-gather holds compute, as it does on a CPU."""
     own = profile.axes[Axis.SHARD].fsdp2_all_gather if Axis.SHARD in profile.axes else None
     gather = own or profile.transfer(Axis.SHARD, Kind.ALL_GATHER)
-    return copy_s + sum(gather.seconds(module.gathered_bytes))
+    return sum(gather.seconds(module.gathered_bytes))
 
 
 def _over(size_bytes: int, bytes_per_s: float | None) -> float:

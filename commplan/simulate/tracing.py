@@ -10,8 +10,9 @@ from commplan.language.modules import Module
 from commplan.ops import COMPUTE_LANE, OpId
 from commplan.plan.model import BufferKind, OpStep
 from commplan.plan.wire import members_of, wire_bytes
+from commplan.sight.report import fsdp2_gather
 from commplan.sight.trace import IN_FLIGHT, MEMORY, Process, Slice, levels
-from commplan.simulate.engine import Ran, Simulated
+from commplan.simulate.engine import Ran, Simulated, Stood
 from commplan.simulate.predict import limits, memory
 
 PARAMETERS = "gathered parameters, bytes"
@@ -29,7 +30,7 @@ def process(simulated: Simulated, name: str = "") -> Process:
     for ran in chain(simulated.compute, simulated.ops):
         spans[ran.lane].append((ran.begin_s, _slice(simulated, ran, members, limit_of.get(id(ran), "")), ran.op))
     for stood in simulated.waits:
-        spans[COMPUTE_LANE].append((stood.begin_s, Slice(_waited(simulated, stood.number), stood.begin_s, stood.end_s), None))
+        spans[COMPUTE_LANE].append((stood.begin_s, Slice(_waited(simulated, stood), stood.begin_s, stood.end_s), None))
     for lane in (COMPUTE_LANE, *(lane.name for lane in simulated.plan.lanes if lane.name != COMPUTE_LANE)):
         ordered = sorted(spans[lane], key=lambda span: (span[0], span[1].end_s))
         tracks[lane] = [one for _, one, _ in ordered]
@@ -55,9 +56,11 @@ def _op(simulated: Simulated, ran: Ran) -> str:
     return str(step.op) if isinstance(step, OpStep) else ""
 
 
-def _waited(simulated: Simulated, number: int) -> str:
+def _waited(simulated: Simulated, stood: Stood) -> str:
     steps = simulated.plan.steps
-    return f"wait: {', '.join(map(str, steps[number].waits))}" if number < len(steps) else "wait: end of root"
+    if stood.number < 0:
+        return f"wait: {fsdp2_gather(simulated.plan.modules.modules[stood.module].name)}"
+    return f"wait: {', '.join(map(str, steps[stood.number].waits))}" if stood.number < len(steps) else "wait: end of root"
 
 
 def _counters(simulated: Simulated, members: Callable[[OpStep], list[Module]]) -> dict[str, Sequence[tuple[float, float]]]:

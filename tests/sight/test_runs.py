@@ -15,6 +15,8 @@ import torch
 import commplan
 from commplan import cli
 from commplan.errors import CommplanError, ExecutionError
+from commplan.picture.content import stops
+from commplan.picture.panels import WAIT, measured
 from commplan.sight.intervals import Interval
 from commplan.sight.measured import processes
 from commplan.sight.report import BackwardReport
@@ -65,6 +67,21 @@ def test_ranks_of_a_real_backward_go_into_one_trace(worlds: Worlds, tmp_path: Pa
             by_track[event["tid"]].append(event)
         for track in by_track.values():
             assert all(a["ts"] + a["dur"] <= b["ts"] + 1 for a, b in pairwise(track))
+
+
+def test_what_is_not_the_plans_is_waited_for_by_name() -> None:
+    plan = commplan.compile("blocking", 1)
+    wait = Interval("FSDP2's all-gather of module 'b.3'", "compute", 2, 3)
+    report = BackwardReport(0, 8, [Interval("RS_0", "shard", 1, 4)], [wait], 64, 64, plan=plan)
+    for of in (report, replace(report, plan=None)):
+        run = Run.from_json(Run(0, {}, 0, of).to_json())
+        assert list(run.report.compute_waits) == [wait]
+        (process,) = processes([run])
+        names = [each.name for each in process.tracks["compute"]]
+        assert names == ["compute", "wait: FSDP2's all-gather of module 'b.3'", "compute"]
+        assert [bar.name for bar in measured(run).bars if bar.kind == WAIT] == [wait.op]
+    (stop,) = stops(measured(run))
+    assert (stop.place, stop.what, stop.seconds) == ("FSDP2", "its own all-gathers", 1)
 
 
 def run_of(rank: int, begin_s: float, wall_s: float) -> Run:

@@ -120,6 +120,35 @@ def test_a_late_rank_is_named_with_about_the_time(worlds: Worlds) -> None:
     assert waited[LATE_RANK] < LATE_S / 3
 
 
+def waits_for_fsdp2(here: Rank, schedule: str) -> list[str]:
+    """What compute of a backward waits for outside of the plan, where the last rank is late."""
+    model, attachment = attached(here, schedule)
+    with attachment:
+        for _ in range(2):
+            model[2].late_s = LATE_S / 2 if here.rank == LATE_RANK else 0.0
+            # The last rank of a forward comes late, too.
+            time.sleep(model[2].late_s)
+            step(model)
+        report = attachment.last_backward
+        assert report is not None
+        assert all(report.begin_s <= wait.begin_s <= wait.end_s <= report.end_s for wait in report.compute_waits)
+        assert [wait.begin_s for wait in report.compute_waits] == sorted(wait.begin_s for wait in report.compute_waits)
+        return [wait.op for wait in report.compute_waits if not wait.op.isdecimal() and wait.op]
+
+
+def test_compute_stands_still_while_the_host_waits_for_fsdp2s_own_all_gathers(worlds: Worlds) -> None:
+    for rank, waits in enumerate(worlds.of(4).run(waits_for_fsdp2, schedule="overlapped_allreduce")):
+        assert len(waits) <= NUM_BLOCKS
+        if rank == LATE_RANK - 1:
+            # The late one shares its shards; module 0 is gathered while module 1 has its backward.
+            assert "FSDP2's all-gather of module '0'" in waits
+
+
+def test_a_plan_that_gathers_leaves_nothing_to_wait_for_outside_of_it(worlds: Worlds) -> None:
+    for waits in worlds.of(4).run(waits_for_fsdp2, schedule="prefetch_overlap"):
+        assert waits == []
+
+
 def alone(here: Rank) -> str:
     model, attachment = attached(here, "pipelined_allreduce")
     with attachment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from commplan.language import library
 from commplan.language.modules import Module, ModuleTable, Parameter
 from commplan.ops import Axis, Kind, OpId
 from commplan.plan.model import COMMUNICATION, Backwards, BufferKind, OpStep, Plan
+from commplan.sight.figures import describe_backward
 from commplan.simulate import Costs, OpCost, Simulated, limits, memory, report, simulate
 from tests import mixtures
 from tests.simulate import longest_path
@@ -94,9 +96,11 @@ def random_plan(seed: int, *, accumulates: bool = True) -> Plan:
 def test_random_plans_end_with_their_longest_path(seed: int) -> None:
     plan = random_plan(seed)
     compute, seconds = draw_costs(plan, seed)
-    ends, duration = longest_path.ends(plan, dict(enumerate(compute)), seconds)
+    gather = [Fraction(random.Random(-seed - n).randint(0, 20), 3) for n in range(len(compute))]
+    ends, duration = longest_path.ends(plan, {n: gather[n] + compute[n] for n in range(len(compute))}, seconds)
     # Fractions go where floats do, and are exact.
-    simulated = simulate(plan, Costs(compute, {op: OpCost(latency_s=s) for op, s in seconds.items()}))  # type: ignore[arg-type]
+    ops = {op: OpCost(latency_s=s) for op, s in seconds.items()}  # type: ignore[arg-type]
+    simulated = simulate(plan, Costs(compute, ops, gather_s=gather))  # type: ignore[arg-type]
     assert {ran.op: ran.end_s for ran in simulated.ops} == ends
     assert simulated.duration_s == duration
 
@@ -149,6 +153,24 @@ def test_every_moment_of_a_lane_and_of_compute_is_told_once(schedule: str) -> No
         assert told.hidden_s(lane) + told.exposed_s(lane) + told.idle_s(lane) == pytest.approx(simulated.duration_s)
     if all(buffer.backwards is Backwards.EVERY for buffer in simulated.plan.buffers):
         assert told.peak_bytes == told.declared_peak_bytes == simulated.plan.peak_bytes
+
+
+def test_while_fsdp2_gathers_compute_stands_still() -> None:
+    plan = commplan.compile("overlapped_allreduce", 3)
+    ops = {step.op: OpCost(latency_s=BY_KIND[step.kind]) for step in ops_of(plan)}
+    # A link slows what computes, and nothing computes while parameters are gathered.
+    costs = Costs([10] * 3, {op: replace(cost, link="net") for op, cost in ops.items()}, slowdown={"net": 1}, gather_s=[2] * 3)
+    simulated = simulate(plan, costs)
+    told = report(simulated)
+    waits = [(wait.op, wait.begin_s, wait.end_s) for wait in told.compute_waits]
+    assert waits[0] == ("FSDP2's all-gather of module 'module_0'", 0, 2)
+    assert waits[1] == ("FSDP2's all-gather of module 'module_1'", 12, 14)
+    assert [ran.begin_s for ran in simulated.compute if ran.module >= 0][:2] == [2, 14]
+    # RS_0 runs from 12 to 16, and compute goes on at 14; so it is with RS_1, and behind RS_2 nothing is left.
+    assert told.exposed_s("shard") == 2 + 2 + 4
+    (of_first, *_) = describe_backward(told).ops
+    assert (of_first.op, of_first.exposed_s) == ("RS_0", 2)
+    assert of_first.reasons == ("compute waited for FSDP2's all-gather of module 'module_1', not for it",)
 
 
 def test_gathered_parameters_have_a_curve_of_their_own() -> None:

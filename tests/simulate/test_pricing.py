@@ -132,13 +132,16 @@ def test_a_module_that_is_not_there_is_told() -> None:
 @pytest.mark.parametrize(("how", "gather_s"), [("blocking", 64), ("prefetched", 0)])
 def test_parameters_that_fsdp2_gathers_hold_compute_on_a_cpu(how: str, gather_s: float) -> None:
     plan = commplan.compile("overlapped_allreduce", table(16, 16))
-    assert list(costs(plan, profile(fsdp2_gathers=how, compute_s={"default": 5})).compute_s) == [5 + gather_s] * 2
+    of = costs(plan, profile(fsdp2_gathers=how, compute_s={"default": 5}, host={"unpack_bytes_per_s": 32}))
+    assert list(of.compute_s) == [5 + 2] * 2
+    assert list(of.gather_s) == [gather_s] * 2
 
 
 def test_parameters_that_the_plan_gathers_do_not() -> None:
     plan = commplan.compile("prefetch_overlap", table(16, 16))
     of = profile(fsdp2_gathers="blocking", host={"unpack_bytes_per_s": 32})
     assert list(costs(plan, of).compute_s) == [2, 2]
+    assert list(costs(plan, of).gather_s) == [0, 0]
 
 
 def test_modules_may_differ() -> None:
