@@ -37,7 +37,7 @@ def profile(setting: Setting) -> Profile:
                 },
                 "replicate": {"link": "network", "all_reduce": {"bytes_per_s": 1e6 * setting.rate_mbit / 400}},
             },
-            "host": {"issue_s": 0.002, "apply_s": 0.003},
+            "host": {"issue_s": 0.002, "apply_s": 0.003, "fsdp2_copy_bytes_per_s": 4e7},
             "fsdp2_gathers": "blocking",
         }
     )
@@ -51,6 +51,7 @@ def ran(schedule: str, setting: Setting) -> dict[str, Any]:
     trace = {
         "compute": slept(simulated, setting),
         "ops": {op.op: [op.begin_s * 1e3, op.begin_s * 1e3, op.end_s * 1e3] for op in told.ops},
+        "gathers": [[wait.begin_s * 1e3, wait.end_s * 1e3] for wait in told.compute_waits if wait.op.startswith("FSDP2")],
         "end": told.duration_s * 1e3,
         "stats": {"commplan/exposed_s": told.exposed_s()},
     }
@@ -58,7 +59,7 @@ def ran(schedule: str, setting: Setting) -> dict[str, Any]:
 
 
 def slept(simulated: Simulated, setting: Setting) -> list[list[float]]:
-    """Compute without the all-gather of FSDP2's that comes before it."""
+    """Compute without the copies of FSDP2's that come before it."""
     ends = [one.end_s * 1e3 for one in simulated.compute if one.module >= 0]
     return [[end - setting.compute_ms, end] for end in ends]
 

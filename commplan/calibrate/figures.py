@@ -80,7 +80,9 @@ class Measurements:
 
     Attributes:
         compute: of each module alone.
-        gathers: what FSDP2's own all-gather held compute for, of each module that it gathers; empty where it does not.
+        gathers: how long compute waited for FSDP2's own all-gather, of each module that it gathers; empty where it does not.
+        fsdp2_copied_bytes, fsdp2_copied_s: what FSDP2 gathered of them in a backward, and how long that took beside waiting:
+            copies in and out.
         beside: None where communication could not be put beside compute.
         packed_bytes, unpacked_bytes: what the copies of `beside` carried.
         source: machine, versions and command, in lines.
@@ -100,6 +102,8 @@ class Measurements:
     source: Sequence[str]
     notes: Sequence[str] = field(default_factory=list)
     backwards: Sequence[Backward] = ()
+    fsdp2_copied_bytes: int = 0
+    fsdp2_copied_s: float = 0.0
 
 
 def profile_of(measured: Measurements) -> tuple[Profile, Comments]:
@@ -183,15 +187,13 @@ class _Draft:
         return {"points": [list(point) for point in line]}
 
     def _gathers(self) -> dict[str, Any]:
-        """What FSDP2's all-gather takes, its copies of parameters taken off, which are told beside."""
-        by_name = {module.name: module for module in self._measured.table.modules}
+        """How long compute waited for FSDP2's all-gathers, by their size."""
         by_size: dict[int, list[float]] = {}
+        by_name = {module.name: module for module in self._measured.table.modules}
         for name, spread in self._measured.gathers.items():
-            size_bytes = by_name[name].gathered_bytes
-            seconds = max(spread.median_s - self._over(size_bytes, self._unpack_bytes_per_s), 0.0)
-            by_size.setdefault(size_bytes, []).append(seconds)
+            by_size.setdefault(by_name[name].gathered_bytes, []).append(spread.median_s)
         self.comments["axes", str(Axis.SHARD), "fsdp2_all_gather"] = (
-            "What FSDP2's own all-gather of a module held compute for; of ranks the shortest, as a rule the last to arrive."
+            "How long compute waited for FSDP2's own all-gather of a module; of ranks the shortest, mostly the last to come."
         )
         line, _ = rising_line([(size, statistics.median(by_size[size])) for size in sorted(by_size)])
         if len(line) == 1:
@@ -246,20 +248,12 @@ class _Draft:
             hidden = {SHARED_LINK: beside.any_hidden_s * part}
         return round(slowdown(beside.alone_s, beside.compute_s, hidden, beside.any_hidden_s * part), 4)
 
-    @property
-    def _unpack_bytes_per_s(self) -> float | None:
-        beside = self._measured.beside
-        return _speed(self._measured.unpacked_bytes, beside.unpack_s if beside is not None else 0.0)
-
-    @staticmethod
-    def _over(size_bytes: int, bytes_per_s: float | None) -> float:
-        return 0.0 if bytes_per_s is None else size_bytes / bytes_per_s
-
     def _host(self) -> dict[str, Any]:
         beside = self._measured.beside
+        copied = self._fsdp2_copies()
         if beside is None:
-            self.comments["host",] = "Not measured."
-            return {}
+            self.comments["host",] = "Nothing else was measured." if copied else "Not measured."
+            return copied
         found: dict[str, Any] = {"issue_s": max(beside.overhead_s, 0.0) / max(beside.num_issued, 1)}
         said = [
             f"Of a backward with {beside.num_issued} ops hooks took {in_ms(beside.overhead_s)} ms without waits and copies,",
@@ -270,14 +264,24 @@ class _Draft:
             found["pack_bytes_per_s"] = packed
         else:
             said.append("No gradient was packed: each is sent as it lies.")
-        if (unpacked := self._unpack_bytes_per_s) is not None:
+        if (unpacked := _speed(self._measured.unpacked_bytes, beside.unpack_s)) is not None:
             found["unpack_bytes_per_s"] = unpacked
         else:
             said.append("No parameter was unpacked: each is gathered in its place.")
         if beside.num_written:
             found["apply_s"] = beside.write_s / beside.num_written
         self.comments["host",] = "\n".join(said)
-        return found
+        return found | copied
+
+    def _fsdp2_copies(self) -> dict[str, float]:
+        copied_s = self._measured.fsdp2_copied_s
+        speed = _speed(self._measured.fsdp2_copied_bytes, copied_s)
+        if speed is None:
+            return {}
+        self.comments["host", "fsdp2_copy_bytes_per_s"] = (
+            f"{in_ms(copied_s)} ms a backward in FSDP2's own gathering, waits left out"
+        )
+        return {"fsdp2_copy_bytes_per_s": speed}
 
 
 def _speed(size_bytes: int, seconds: float) -> float | None:

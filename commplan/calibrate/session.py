@@ -6,6 +6,7 @@ import os
 import platform
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ from commplan.language.profile_text import profile_text
 from commplan.ops import COMPUTE_LANE, Axis, Kind
 from commplan.plan.model import OpStep, Plan
 from commplan.plan.wire import members_of
-from commplan.sight.report import BackwardReport
+from commplan.sight.report import BackwardReport, fsdp2_gather
 
 WARM_UP_STEPS: Final = 2
 """Steps after each attachment that do not count."""
@@ -172,6 +173,7 @@ class _Session:
             compute = self._compute(quiet, [module.name for module in attachment.plan.modules.modules], meeting)
             backwards = [self._backward(quiet, attachment.plan, meeting)]
             gathers = self._gathers(quiet, attachment, meeting) if device.type == "cpu" else {}
+            copied_bytes, copied_s = self._copied(quiet, attachment, meeting) if gathers else (0, 0.0)
             # Whose orders are those in which modules ran.
             plan = attachment.plan
         beside = None
@@ -193,6 +195,8 @@ class _Session:
             source=_source(self._settings, model, device),
             notes=[*self._notes, *swept.notes],
             backwards=backwards,
+            fsdp2_copied_bytes=copied_bytes,
+            fsdp2_copied_s=copied_s,
         )
         profile, comments = profile_of(measured)
         summary = _summary(measured, time.perf_counter() - begun_s)
@@ -277,21 +281,34 @@ class _Session:
         return Backward(plan, Spread(*merged))
 
     def _gathers(self, steps: Sequence[_Step], attachment: Attachment, meeting: Meeting) -> dict[str, Spread]:
-        """What FSDP2's all-gathers held compute for, of the modules whose parameters are not whole anyway."""
+        """How long compute waited for FSDP2's all-gathers, of the modules whose parameters are not whole anyway."""
         gathered = {
             module.name: str(dist.get_process_group_ranks(cast(Any, unit.group(Axis.SHARD))))
             for unit, module in _trained(attachment)
-            if module.shard_size > 1 and module.resharded_after_forward
+            if _is_gathered(module)
         }
-        own = {
-            name: [group, [step.backwards[-1].gathers_s.get(name, 0.0) for step in steps]] for name, group in gathered.items()
-        }
+        waited = [_waited_s(step) for step in steps]
+        own = {name: [group, [of_step.get(name, 0.0) for of_step in waited]] for name, group in gathered.items()}
         merged = meeting.conclude(
             own,
             lambda ranks: {name: _plain(slowest_group(of_rank[name] for of_rank in ranks)) for name in ranks[0]},
             "all-gathers of FSDP2's own",
         )
         return {name: Spread(*figures) for name, figures in merged.items()}
+
+    def _copied(self, steps: Sequence[_Step], attachment: Attachment, meeting: Meeting) -> tuple[int, float]:
+        """How many bytes FSDP2 gathers in a backward, and how long that takes beside waiting, on the middle rank."""
+        size_bytes = {module.name: module.gathered_bytes for _, module in _trained(attachment) if _is_gathered(module)}
+        held = [step.backwards[-1].gathers_s for step in steps]
+        copied_s = [
+            sum(max(of_step[name] - waited, 0.0) for name, waited in _waited_s(step).items() if name in size_bytes)
+            for step, of_step in zip(steps, held, strict=True)
+        ]
+        own = [sum(size_bytes.get(name, 0) for name in held[-1]), statistics.median(copied_s)]
+        merged = meeting.conclude(
+            own, lambda ranks: list(map(statistics.median, zip(*ranks, strict=True))), "copies of FSDP2's"
+        )
+        return int(merged[0]), float(merged[1])
 
     def _beside(
         self, model: nn.Module, device: torch.device, meeting: Meeting, backwards: list[Backward], alone_s: float
@@ -319,6 +336,14 @@ class _Session:
             return Beside(*merged), plan
 
 
+def _waited_s(step: _Step) -> dict[str, float]:
+    """How long compute waited for FSDP2's own all-gather of each module that was gathered."""
+    waited: dict[str, float] = defaultdict(float)
+    for wait in step.report.compute_waits:
+        waited[wait.op] += wait.end_s - wait.begin_s
+    return {name: waited[fsdp2_gather(name)] for name in step.backwards[-1].gathers_s}
+
+
 def _computed(steps: Sequence[_Step]) -> list[str]:
     """The modules that computed in any of these steps."""
     return list(dict.fromkeys(name for step in steps for name in step.backwards[-1].compute_s))
@@ -332,8 +357,9 @@ def _total_s(steps: Sequence[_Step]) -> float:
 def _beside_of(step: _Step, plan: Plan, alone_s: float) -> Beside:
     times, report = step.backwards[-1], step.report
     copied_s = {copy: seconds for copy, (_, seconds) in times.copies.items()}
-    # Where a forward is run again FSDP2 may gather for it.
-    apart_s = report.compute_wait_s() + sum(copied_s.values()) + sum(times.gathers_s.values())
+    # Where a forward is run again FSDP2 may gather for it, and what waits for that is in both.
+    waited_s = report.compute_wait_s() - sum(_waited_s(step).values())
+    apart_s = waited_s + sum(copied_s.values()) + sum(times.gathers_s.values())
     return Beside(
         alone_s=alone_s,
         compute_s=sum(times.compute_s.values()),
@@ -353,6 +379,11 @@ def packed_bytes(plan: Plan) -> int:
     scattered = sum(module.reduced_bytes for module in _members(plan, Kind.REDUCE_SCATTER))
     reduced = _members(plan, Kind.ALL_REDUCE)
     return scattered + sum(module.reduced_bytes for module in reduced if Axis.SHARD not in module.axes)
+
+
+def _is_gathered(module: Module) -> bool:
+    """Whether backward has to gather its parameters."""
+    return module.shard_size > 1 and module.resharded_after_forward
 
 
 def _trained(attachment: Attachment) -> list[tuple[FsdpUnit, Module]]:

@@ -8,7 +8,6 @@ from commplan.execute.gathering import Gathers
 from commplan.execute.instance import Instance
 from commplan.execute.lanes import Token
 from commplan.ops import OpId
-from commplan.sight.intervals import Interval
 
 
 @dataclass(slots=True)
@@ -32,7 +31,6 @@ class Backward:
         kept: module -> bytes of gradients that are left to a later backward, and the step that was next when they were there.
         irregular_bytes: memory that no plan can foresee: late modules and extra reductions.
         ranks_of: the ranks of each collective's process group, by the op's name.
-        host_waits: when the host waited for what is not the plan's.
     """
 
     begin_s: float
@@ -52,7 +50,6 @@ class Backward:
     kept: dict[int, tuple[int, int]] = field(default_factory=dict)
     irregular_bytes: int = 0
     ranks_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    host_waits: list[Interval] = field(default_factory=list)
 
     @property
     def instances(self) -> list[Instance]:

@@ -28,9 +28,9 @@ from commplan.execute.lanes import Token
 from commplan.execute.machinery import Machinery
 from commplan.execute.program import Action, Program, index_plan
 from commplan.execute.store import Store
-from commplan.ops import COMPUTE_LANE, Kind, Section
+from commplan.execute.waiting import HostWaits
+from commplan.ops import Kind, Section
 from commplan.plan.model import Buffer, BufferKind, OpStep, Plan, WaitStep
-from commplan.sight.intervals import Interval
 from commplan.sight.report import BackwardReport
 
 P = ParamSpec("P")
@@ -60,6 +60,7 @@ class Executor:
         self._memory = machinery.memory
         self._control = machinery.control
         self.health = Health(machinery.lanes, machinery.lookout)
+        self.host_waits = HostWaits(counts=machinery.lanes.blocks_host)
         self._store = Store(machinery.memory, make_range=machinery.make_range, sends_in_place=machinery.lanes.blocks_host)
         before_each = machinery.control if machinery.compares_reductions else None
         self._issuer = Issuer(machinery.lanes, self._store, before_each, machinery.make_range)
@@ -184,11 +185,6 @@ class Executor:
             yield
         finally:
             backward.is_collecting = False
-
-    def host_waited(self, why: str, begin_s: float, end_s: float) -> None:
-        """The host waited (`time.perf_counter` seconds) for a collective that is not the plan's, and compute with it."""
-        if self._backward is not None and self._lanes.blocks_host:
-            self._backward.host_waits.append(Interval(why, COMPUTE_LANE, begin_s, end_s))
 
     @_on_compute
     def root(self) -> None:
@@ -331,7 +327,8 @@ class Executor:
             gathers = Gathers(
                 [self._units[module] for module in need], set(range(len(need)) if wanted is None else wanted), self._store
             )
-            self._backward = Backward(time.perf_counter(), previous_bytes, self._num_backwards + 1, is_last, gathers)
+            begin_s = self.host_waits.begin_s(time.perf_counter())
+            self._backward = Backward(begin_s, previous_bytes, self._num_backwards + 1, is_last, gathers)
             self.health.where = f"in backward {self._backward.number}"
             kept_bytes = self._store.kept_bytes
             self._backward.kept = {m: (kept_bytes[unit], 0) for m, unit in enumerate(self._units) if unit in kept_bytes}
@@ -339,6 +336,7 @@ class Executor:
 
     def _end_backward(self) -> None:
         self._backward = None
+        self.host_waits.clear()
         self.health.where = f"after backward {self._num_backwards}"
 
     def _open_through(self, position: int) -> None:
@@ -402,15 +400,13 @@ class Executor:
             instance.release_shard(self._memory)
         backward.gathers.drop()
         ops, waits = self._lanes.take_intervals()
-        if backward.host_waits:
-            waits = sorted((*waits, *backward.host_waits), key=lambda wait: wait.begin_s)
         backward.irregular_bytes += self._store.irregular_bytes
         self._store.irregular_bytes = 0
         self.last_report = BackwardReport(
             backward.begin_s,
             time.perf_counter(),
             ops,
-            waits,
+            self.host_waits.among(waits),
             self._memory.peak_bytes,
             declared_bytes(self._program, backward),
             self._num_backwards,

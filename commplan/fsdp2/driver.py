@@ -266,6 +266,7 @@ class Driver:
         self.executor.health.raise_failure()
         if private.in_autograd():
             return
+        self.executor.host_waits.clear()
         with self._no_grads_on_failure, self.executor.health.failing():
             self.executor.health.settle(waits=False)
         if self._interruptions.is_unfinished:

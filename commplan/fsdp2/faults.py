@@ -196,7 +196,8 @@ class GatherPatience:
             raise self._fail(ExecutionError(f"{op} failed: {error}")) from error
         finally:
             self._executor.health.host_wait = None
-            self._executor.host_waited(fsdp2_gather(name), begin_s, time.perf_counter())
+            if private.in_autograd():
+                self._executor.host_waits.add(fsdp2_gather(name), begin_s, time.perf_counter())
         if not is_over:
             elapsed_s = time.perf_counter() - begin_s
             late = CollectiveTimeoutError(f"{op} did not end within {elapsed_s:.1f} s: a rank of that group did not reach it.")

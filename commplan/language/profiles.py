@@ -76,7 +76,7 @@ class AxisCosts(_Part):
     """Collectives over one axis of the mesh, and the link that they use.
 
     Attributes:
-        fsdp2_all_gather: what FSDP2's own takes where it holds compute; without it, what `all_gather` does.
+        fsdp2_all_gather: how long compute waits for FSDP2's own, where it does; without it, what `all_gather` takes.
     """
 
     link: Annotated[str, Field(min_length=1, max_length=100)]
@@ -105,12 +105,15 @@ class Host(_Part):
         issue_s: for each op that it issues.
         pack_bytes_per_s: copies gradients into the input of a reduce-scatter, and shards into that of an all-gather.
         unpack_bytes_per_s: copies gathered parameters to their places.
+        fsdp2_copy_bytes_per_s: likewise, and copies shards before it, where FSDP2 gathers by itself; without it, as
+            `unpack_bytes_per_s`.
         apply_s: for each apply; `apply_bytes_per_s` of the reduced shard besides.
     """
 
     issue_s: Seconds = 0
     pack_bytes_per_s: Speed | None = None
     unpack_bytes_per_s: Speed | None = None
+    fsdp2_copy_bytes_per_s: Speed | None = None
     apply_s: Seconds = 0
     apply_bytes_per_s: Speed | None = None
 

@@ -16,8 +16,16 @@ from commplan.sight.trace import IN_FLIGHT, MEMORY, Process, Slice, levels
 
 def processes(runs: Sequence[Run]) -> list[Process]:
     """The runs by rank; time 0 is when the first of them began."""
-    begin_s = min((run.report.begin_s + run.wall_s for run in runs), default=0.0)
-    return [_process(run, begin_s - run.wall_s) for run in sorted(runs, key=lambda run: run.rank)]
+    if not runs:
+        return []
+    first = min(runs, key=lambda run: run.report.begin_s + run.wall_s)
+
+    def origin_s(run: Run) -> float:
+        # Of differences: a wall clock's time has but a few tenths of a microsecond in a float.
+        late_s = run.report.begin_s - first.report.begin_s + run.wall_s - first.wall_s
+        return run.report.begin_s - max(late_s, 0.0)
+
+    return [_process(run, origin_s(run)) for run in sorted(runs, key=lambda run: run.rank)]
 
 
 def _process(run: Run, origin_s: float) -> Process:
@@ -44,9 +52,9 @@ def _process(run: Run, origin_s: float) -> Process:
     ]
     shifted = {track: [_shifted(one, origin_s) for one in slices] for track, slices in tracks.items()}
     counters = {IN_FLIGHT: levels(moved), MEMORY: [(at_s, float(size_bytes)) for at_s, size_bytes in report.memory]}
-    return Process(
-        run.name, shifted, arrows, {name: [(at_s - origin_s, value) for at_s, value in of] for name, of in counters.items()}
-    )
+    # Memory is counted from a moment before the first hook on.
+    since = {name: [(max(at_s - origin_s, 0.0), value) for at_s, value in of] for name, of in counters.items()}
+    return Process(run.name, shifted, arrows, since)
 
 
 def _compute(run: Run) -> Iterator[Slice]:

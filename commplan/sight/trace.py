@@ -1,6 +1,8 @@
 """Traces that open in Perfetto and chrome://tracing: processes with tracks of slices, arrows between slices, counters.
 
-The format is Chrome's "Trace Event Format", JSON object form; times in it are microseconds.
+The format is Chrome's "Trace Event Format", JSON object form; times in it are microseconds.  What Perfetto makes of it is in
+its `src/trace_processor/importers/json`: it cuts times to whole nanoseconds, drops a slice that begins before the one before it
+on its thread has ended, and binds an arrow to the last slice that began on its thread.
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ from typing import Any, Final
 _US_DIGITS: Final = 3
 # An arrow belongs to the slice that is open at its time, and at its end a slice no longer is.
 _INSIDE_US: Final = 1e-3
+# A time in microseconds times 1,000 may lie below the whole number that it stands for, and what is cut then is a nanosecond. A
+# duration may lose one: that leaves a gap and no overlap.
+_CUT_US: Final = 2.5e-4
 
 Event = dict[str, Any]
 
-MEMORY: Final = "communication memory, bytes"
-IN_FLIGHT: Final = "in flight, bytes"
+# Perfetto puts the name of the value, "bytes", behind that of the counter.
+MEMORY: Final = "communication memory"
+IN_FLIGHT: Final = "in flight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +69,25 @@ def levels(of: Iterable[tuple[float, float, float]]) -> list[tuple[float, float]
 
 def trace(processes: Sequence[Process]) -> dict[str, Any]:
     """What a viewer reads, as plain data for `json.dump`."""
-    arrow_ids = count(1)
+    arrow_ids, thread_ids = count(1), count(len(processes) + 1)
     return {
         "displayTimeUnit": "ms",
-        "traceEvents": [event for pid, process in enumerate(processes, 1) for event in _events(pid, process, arrow_ids)],
+        "traceEvents": [
+            event for pid, process in enumerate(processes, 1) for event in _events(pid, process, arrow_ids, thread_ids)
+        ],
     }
 
 
-def _events(pid: int, process: Process, arrow_ids: Iterator[int]) -> Iterator[Event]:
+def _events(pid: int, process: Process, arrow_ids: Iterator[int], thread_ids: Iterator[int]) -> Iterator[Event]:
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process.name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-    thread_of = {track: tid for tid, track in enumerate(process.tracks, 1)}
+    # A process's main thread, which is shown first, is the one with its number; other numbers are nobody else's.
+    thread_of = {track: next(thread_ids) if at else pid for at, track in enumerate(process.tracks)}
     for track, tid in thread_of.items():
         yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": track}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
         for one in process.tracks[track]:
-            span = {"ts": _us(one.begin_s), "dur": round(_us(one.end_s) - _us(one.begin_s), _US_DIGITS)}
+            span = {"ts": _at(_us(one.begin_s)), "dur": round(_us(one.end_s) - _us(one.begin_s), _US_DIGITS)}
             yield {"ph": "X", "name": one.name, "pid": pid, "tid": tid, **span, "args": dict(one.details)}
     for (track, place), (later_track, later_place) in process.arrows:
         earlier, later = process.tracks[track][place], process.tracks[later_track][later_place]
@@ -86,11 +95,16 @@ def _events(pid: int, process: Process, arrow_ids: Iterator[int]) -> Iterator[Ev
             # A viewer would tie it to whatever else is open then.
             continue
         arrow = {"name": "waits for", "cat": "dependency", "id": next(arrow_ids), "pid": pid}
-        yield {"ph": "s", "tid": thread_of[track], "ts": round(_us(earlier.end_s) - _INSIDE_US, _US_DIGITS), **arrow}
-        yield {"ph": "f", "bp": "e", "tid": thread_of[later_track], "ts": _us(later.begin_s), **arrow}
+        yield {"ph": "s", "tid": thread_of[track], "ts": _at(_us(earlier.end_s) - _INSIDE_US), **arrow}
+        yield {"ph": "f", "bp": "e", "tid": thread_of[later_track], "ts": _at(_us(later.begin_s)), **arrow}
     for name, values in process.counters.items():
         for since_s, value in values:
-            yield {"ph": "C", "name": name, "pid": pid, "ts": _us(since_s), "args": {"bytes": value}}
+            yield {"ph": "C", "name": name, "pid": pid, "ts": _at(_us(since_s)), "args": {"bytes": value}}
+
+
+def _at(us: float) -> float:
+    """A time, in whole nanoseconds, as it is written."""
+    return round(us + _CUT_US, _US_DIGITS + 2)
 
 
 def _us(seconds: float) -> float:

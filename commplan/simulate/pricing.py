@@ -29,10 +29,15 @@ def costs(plan: Plan, profile: Profile) -> Costs:
     compute_s = list(compute_alone(plan, profile))
     gather_s = [0.0] * len(table)
     for place, index in enumerate(orders(plan.modules)[1]):
-        if table[index].shard_size > 1 and table[index].resharded_after_forward:
-            compute_s[index] += _over(table[index].gathered_bytes, profile.host.unpack_bytes_per_s)
-            if place not in gathered and profile.fsdp2_gathers != "prefetched":
-                gather_s[index] = _fsdp2_gather_s(table[index], profile)
+        module, host = table[index], profile.host
+        if module.shard_size == 1 or not module.resharded_after_forward:
+            continue
+        if place in gathered:
+            compute_s[index] += _over(module.gathered_bytes, host.unpack_bytes_per_s)
+            continue
+        compute_s[index] += _over(module.gathered_bytes, host.fsdp2_copy_bytes_per_s or host.unpack_bytes_per_s)
+        if profile.fsdp2_gathers == "blocking":
+            gather_s[index] = _fsdp2_gather_s(module, profile)
     return Costs(
         compute_s,
         ops,

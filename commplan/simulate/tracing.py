@@ -15,7 +15,7 @@ from commplan.sight.trace import IN_FLIGHT, MEMORY, Process, Slice, levels
 from commplan.simulate.engine import Ran, Simulated, Stood
 from commplan.simulate.predict import limits, memory
 
-PARAMETERS = "gathered parameters, bytes"
+PARAMETERS = "gathered parameters"
 
 
 def process(simulated: Simulated, name: str = "") -> Process:

@@ -113,14 +113,17 @@ def test_points_rise_even_if_measurements_do_not() -> None:
     assert found.transfer(Axis.REPLICATE, Kind.ALL_REDUCE).points == ((1024, 2e-3), (4096, 2e-3), (8192, 5e-3))
 
 
-def test_fsdp2s_gathers_are_told_without_their_copies() -> None:
+def test_fsdp2s_gathers_are_waits_and_copies() -> None:
     gathers = {name: spread(0.05) for name in NAMES}
-    found = profile(gathers=gathers)
+    copied = {"fsdp2_copied_bytes": 600, "fsdp2_copied_s": 0.3}
+    found = profile(gathers=gathers, **copied)
     own = found.axes[Axis.SHARD].fsdp2_all_gather
     assert own is not None
-    assert found.host.unpack_bytes_per_s is not None
-    copied_s = MODULE.gathered_bytes / found.host.unpack_bytes_per_s
-    assert sum(own.seconds(MODULE.gathered_bytes)) == pytest.approx(max(0.05 - copied_s, 0), rel=1e-3, abs=1e-9)
+    assert sum(own.seconds(MODULE.gathered_bytes)) == pytest.approx(0.05, rel=1e-3)
+    assert found.host.fsdp2_copy_bytes_per_s == 2000
+    alone = profile(gathers=gathers, beside=None, **copied).host
+    assert alone.model_dump(exclude_defaults=True) == {"fsdp2_copy_bytes_per_s": 2000}
+    assert profile(gathers=gathers).host.fsdp2_copy_bytes_per_s is None
     assert profile(device="cuda").fsdp2_gathers == "prefetched"
 
 

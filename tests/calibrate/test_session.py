@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import commplan
 from commplan.calibrate import Limits, Outcome, Settings, run, session
 from commplan.errors import CommplanError, Severity
-from commplan.fsdp2 import torch_private
+from commplan.fsdp2 import faults, torch_private
 from commplan.language.modules import ModuleTable
 from commplan.language.profiles import Profile, parse_profile
 from commplan.ops import Axis, Kind
@@ -138,11 +139,28 @@ def test_a_profile_of_a_job_is_whole_and_training_is_not_disturbed(worlds: World
         assert simulate(plan, costs(plan, profile)).duration_s > sum(profile.compute_s.modules.values())
 
 
+class Lasting:
+    """A collective that takes time on a known clock when it is waited for."""
+
+    def __init__(self, work: dist.Work, clock: Known, seconds: float) -> None:
+        self._work, self._clock, self._seconds = work, clock, seconds
+
+    def is_completed(self) -> bool:
+        return False
+
+    def wait(self, *timeout: Any) -> bool:
+        self._clock.takes(self._seconds)
+        return self._work.wait(*timeout)
+
+
 class Known:
-    """A clock for `Watch` on which nothing takes time but what says so."""
+    """A clock for `Watch` and for waits of the host on which nothing takes time but what says so."""
 
     GATHERED_PER_S = 1e6
     """Elements that an all-gather of the calling thread brings in a second."""
+
+    COPIED_PER_S = 4e6
+    """Elements that are copied for it."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
@@ -162,16 +180,19 @@ class Known:
         """Inside, it is the clock of measurements, and FSDP2's own all-gathers take time."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(session, "clock_of", lambda device: self)
+            patch.setattr(faults, "time", SimpleNamespace(perf_counter=self.now))
             for name in ("all_gather_into_tensor", "all_gather_single"):
                 if hasattr(dist, name):
                     patch.setattr(dist, name, partial(self._gather, getattr(dist, name)))
             yield
 
     def _gather(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == self._thread:
-            whole = max((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), key=torch.Tensor.numel)
-            self.takes(whole.numel() / self.GATHERED_PER_S)
-        return original(*args, **kwargs)
+        work = original(*args, **kwargs)
+        if threading.get_ident() != self._thread:
+            return work
+        numel = max(a.numel() for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor))
+        self.takes(numel / self.COPIED_PER_S)
+        return Lasting(work, self, numel / self.GATHERED_PER_S)
 
 
 class Slow(torch.autograd.Function):
@@ -245,6 +266,7 @@ def test_compute_and_gathers_are_told_by_module(worlds: Worlds) -> None:
     assert sizes["0"] > 10 * sizes["1"] == 10 * sizes["2"]
     for size_bytes in sizes.values():
         assert sum(gather.seconds(size_bytes)) == pytest.approx(size_bytes / 4 / Known.GATHERED_PER_S)
+    assert profile.host.fsdp2_copy_bytes_per_s == pytest.approx(4 * Known.COPIED_PER_S)
 
 
 class Checkpointed(nn.Sequential):

@@ -22,6 +22,7 @@ from commplan.sight.measured import processes
 from commplan.sight.report import BackwardReport
 from commplan.sight.runs import Run
 from commplan.sight.trace import IN_FLIGHT, MEMORY, trace
+from tests.sight.perfetto import open_trace
 from tests.worlds import models
 from tests.worlds.world import Rank, Worlds
 
@@ -50,6 +51,9 @@ def test_ranks_of_a_real_backward_go_into_one_trace(worlds: Worlds, tmp_path: Pa
     with pytest.raises(SystemExit) as end:
         cli.main(["trace", *map(str, paths), "-o", str(out)])
     assert end.value.code in (0, None)
+    opened = open_trace(json.loads(out.read_text()))
+    assert opened.lost == []
+    assert {shown.depth for shown in opened.slices} == {0}
     events = json.loads(out.read_text())["traceEvents"]
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert names == [f"rank {r} (replicate {place[0]}, shard {place[1]})" for r, (_, _, place) in enumerate(found)]
@@ -117,7 +121,7 @@ def test_ranks_are_laid_beside_each_other_by_their_wall_clocks() -> None:
     assert begins[1, "RS_0"] == pytest.approx(1)
     assert begins[2, "RS_0"] == pytest.approx(3)
     compute = [(e["name"], e["ts"] / 1e6, e["dur"] / 1e6) for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (1, 1)]
-    assert [(name, pytest.approx(at), pytest.approx(dur)) for name, at, dur in compute] == [
+    assert [(name, pytest.approx(at, abs=1e-8), pytest.approx(dur)) for name, at, dur in compute] == [
         ("compute", 0, 1),
         ("wait: RS_0", 1, 2),
         ("wait: end of root", 3, 4),

@@ -135,11 +135,13 @@ def test_parameters_that_fsdp2_gathers_hold_compute_on_a_cpu(how: str, gather_s:
     of = costs(plan, profile(fsdp2_gathers=how, compute_s={"default": 5}, host={"unpack_bytes_per_s": 32}))
     assert list(of.compute_s) == [5 + 2] * 2
     assert list(of.gather_s) == [gather_s] * 2
+    host = {"unpack_bytes_per_s": 32, "fsdp2_copy_bytes_per_s": 16}
+    assert list(costs(plan, profile(fsdp2_gathers=how, compute_s={"default": 5}, host=host)).compute_s) == [5 + 4] * 2
 
 
 def test_parameters_that_the_plan_gathers_do_not() -> None:
     plan = commplan.compile("prefetch_overlap", table(16, 16))
-    of = profile(fsdp2_gathers="blocking", host={"unpack_bytes_per_s": 32})
+    of = profile(fsdp2_gathers="blocking", host={"unpack_bytes_per_s": 32, "fsdp2_copy_bytes_per_s": 16})
     assert list(costs(plan, of).compute_s) == [2, 2]
     assert list(costs(plan, of).gather_s) == [0, 0]
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import defaultdict
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import commplan
 from commplan.language import library
@@ -15,7 +18,9 @@ from commplan.plan.model import Backwards, OpStep
 from commplan.sight.trace import IN_FLIGHT, MEMORY, trace
 from commplan.simulate import Costs, OpCost, Simulated, simulate
 from commplan.simulate.tracing import process
+from tests.sight.perfetto import open_trace
 
+LANES = ["shard", "replicate"]
 SECONDS = {Kind.ALL_GATHER: 2, Kind.REDUCE_SCATTER: 4, Kind.ALL_REDUCE: 8, Kind.APPLY: 1}
 
 
@@ -80,11 +85,40 @@ def test_counters_end_at_nothing_and_memory_reaches_its_peak(schedule: str) -> N
         assert max(counted[MEMORY]) == simulated.plan.peak_bytes
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(library.names()), st.integers(0, 10**6))
+def test_perfetto_shows_every_slice_and_every_arrow(schedule: str, seed: int) -> None:
+    draw = random.Random(seed)
+    plan = commplan.compile(schedule, 5)
+    steps = [step for step in plan.steps if isinstance(step, OpStep)]
+    # At least a microsecond, to any fraction of a nanosecond.
+    ops = {step.op: OpCost(issue_s=draw.uniform(1e-6, 1e-5), latency_s=draw.uniform(1e-6, 1e-3)) for step in steps}
+    simulated = simulate(
+        plan, Costs([draw.uniform(1e-6, 1e-3) for _ in range(5)], ops, gather_s=[draw.uniform(1e-6, 1e-4)] * 5)
+    )
+    opened = open_trace(json.loads(json.dumps(trace([process(simulated, name) for name in ("a", "b")]))))
+    assert opened.lost == []
+    assert list(opened.processes.values()) == ["a", "b"]
+    assert {shown.depth for shown in opened.slices} == {0}
+    num_slices = len(simulated.ops) + len(simulated.compute) + len(simulated.waits)
+    assert len(opened.slices) == 2 * num_slices
+    expected = [(str(op), str(step.op)) for step in steps for op in step.after if op.family != "compute"]
+    drawn = [(one.name, other.name) for one, other in opened.arrows]
+    assert sorted(drawn) == sorted(expected * 2)
+    lanes = set(opened.threads.values()) - {"compute"}
+    assert lanes == {lane.name for lane in plan.lanes} - {"compute"}
+    assert {name for _, name in opened.counters} >= {"communication memory bytes", "in flight bytes"}
+
+
 def test_tracks_are_lanes_and_processes_are_named() -> None:
     found = events(run("blocking"), run("prefetch_overlap"))
     names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in found if e["ph"] == "M" and e["name"].endswith("_name")}
     assert (names[1, None], names[2, None]) == ("blocking", "prefetch_overlap")
-    assert [names[2, tid] for tid in (1, 2, 3)] == ["compute", "shard", "replicate"]
+    # The number of a process is that of its main thread, and no number is given twice.
+    assert [[name for (pid, tid), name in names.items() if pid == p and tid] for p in (1, 2)] == [["compute", *LANES]] * 2
+    threads = [(pid, tid) for pid, tid in names if tid is not None]
+    assert [tid for pid, tid in threads if tid == pid] == [1, 2]
+    assert len({tid for _, tid in threads}) == len(threads)
     ids = [event["id"] for event in found if event["ph"] == "s"]
     assert len(ids) == len(set(ids))
 

@@ -19,7 +19,7 @@ from commplan import Plan
 from commplan.fsdp2.attachment import Attachment
 from commplan.ops import Kind
 from commplan.plan.model import OpStep
-from commplan.sight.report import BackwardReport, stats
+from commplan.sight.report import BackwardReport, stats, step_of
 
 FUSED_TOLERANCE: Final = 2.0**-20
 """Of the largest gradient: sums of four fp32 numbers in another order."""
@@ -159,6 +159,9 @@ class Backward:
         trace["begin"], trace["end"] = self._since_begin(report.begin_s, report.end_s)
         trace["ops"] = {op.op: self._since_begin(op.issued_s or op.begin_s, op.begin_s, op.end_s) for op in ops}
         trace["waits"] = [self._since_begin(wait.begin_s, wait.end_s) for wait in report.compute_waits]
+        # Those that are no step of the plan, nor its end.
+        gathers = [wait for wait in report.compute_waits if wait.op and step_of(wait) is None]
+        trace["gathers"] = [self._since_begin(wait.begin_s, wait.end_s) for wait in gathers]
         trace["stats"] = stats(report)
         return trace
 
