@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 import time
 from collections import defaultdict
@@ -11,16 +9,15 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
-from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-import commplan
 from commplan.bench.stepping import Measurement, Stepper, device_of, in_words
-from commplan.calibrate.figures import Backward, Beside, Measurements, checks, profile_of, transfers
+from commplan.calibrate import origin
+from commplan.calibrate.figures import Backward, Beside, Measurements, checks, profile_of
 from commplan.calibrate.marks import BackwardTimes, Copy, Watch, clock_of
 from commplan.calibrate.meeting import Meeting
 from commplan.calibrate.statistics import Spread, slowest_group
@@ -31,7 +28,7 @@ from commplan.execute.board import Board
 from commplan.fsdp2 import torch_faults as faults
 from commplan.fsdp2 import torch_private as private
 from commplan.fsdp2.attachment import Attachment, Options, attach
-from commplan.fsdp2.devices import backend_for, lanes_for
+from commplan.fsdp2.devices import lanes_for
 from commplan.fsdp2.unit import FsdpUnit
 from commplan.language.modules import Module, ModuleTable
 from commplan.language.profile_text import profile_text
@@ -192,14 +189,14 @@ class _Session:
             unpacked_bytes=sum(module.gathered_bytes for module in _members(plan, Kind.ALL_GATHER)),
             device=device.type,
             name=in_words(model),
-            source=_source(self._settings, model, device),
+            source=origin.source(self._settings.command, self._settings.num_steps, model, device),
             notes=[*self._notes, *swept.notes],
             backwards=backwards,
             fsdp2_copied_bytes=copied_bytes,
             fsdp2_copied_s=copied_s,
         )
         profile, comments = profile_of(measured)
-        summary = _summary(measured, time.perf_counter() - begun_s)
+        summary = origin.summary(measured, time.perf_counter() - begun_s)
         return Calibrated(profile_text(profile, comments), table, [*summary, *checks(backwards, profile)])
 
     def _quiet_schedule(self, model: nn.Module, device: torch.device) -> str:
@@ -399,41 +396,3 @@ def _members(plan: Plan, kind: Kind) -> list[Module]:
 
 def _plain(spread: Spread) -> list[float]:
     return [spread.median_s, spread.low_s, spread.high_s, spread.num]
-
-
-def _source(settings: Settings, model: nn.Module, device: torch.device) -> list[str]:
-    """Machine, versions and command."""
-    backend = backend_for(cast(Any, dist.group.WORLD), device)
-    kind = _processor()
-    if device.type != "cpu":
-        name = getattr(torch.get_device_module(device), "get_device_name", lambda: device.type)()
-        kind = f"{name}; host: {kind}"
-    hosts = max(1, dist.get_world_size() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or dist.get_world_size()))
-    return [
-        f"measured by: {settings.command}",
-        f"date: {time.strftime('%Y-%m-%d %H:%M:%S %z')}",
-        f"model: {in_words(model)}",
-        f"job: {dist.get_world_size()} ranks on {hosts} host(s), backend {backend}, {settings.num_steps} steps of each kind",
-        f"machine: {kind}, {os.cpu_count()} cores, {platform.system()} {platform.release()}, {platform.machine()}",
-        f"versions: commplan {commplan.__version__}, torch {torch.__version__}, Python {platform.python_version()}",
-    ]
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name")]
-    return names[0] if names else platform.processor() or "a processor of unknown name"
-
-
-def _summary(measured: Measurements, seconds: float) -> list[str]:
-    alone_s = sum(spread.median_s for spread in measured.compute.values())
-    rates = ", ".join(f"{kind} over {axis} {rate / 1e9:.3g} GB/s" for (axis, kind), rate in transfers(measured).items())
-    num = statistics.median([spread.num for spread in measured.compute.values()] or [0])
-    return [
-        f"{measured.name}",
-        f"compute of a backward alone {alone_s * 1e3:.1f} ms (medians of {num:.0f}); {rates or 'no axis of several ranks'}",
-        f"measured in {seconds:.0f} s",
-    ]
