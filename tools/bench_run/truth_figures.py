@@ -74,27 +74,38 @@ def calibrated(traces: Mapping[str, Sequence[Trace]], module: Module, setting: S
     """What compute and communication cost, from backwards of the schedules of `CALIBRATION`.
 
     Args:
-        traces: schedule -> a trace of each rank.
+        traces: schedule -> a trace of each rank, by rank.
         module: each of the modules that ran.
     """
     alone, gathering = (traces[name] for name in CALIBRATION)
-    rs_s, ar_s = (_median_s(alone, kind) for kind in ("RS", "AR"))
-    # Between two modules each rank issues an all-gather, a reduce-scatter and an all-reduce.
-    issue_s = median(_gaps_s(gathering)) / 3
+    num_ranks, num_shard = len(alone), module.shard_size
+    shard_groups = [range(first, first + num_shard) for first in range(0, num_ranks, num_shard)]
+    replicate_groups = [range(first, num_ranks, num_shard) for first in range(num_shard)]
+    rs_s = _slowest_s(alone, "RS", shard_groups)
+    ar_s = _slowest_s(alone, "AR", replicate_groups)
+    # Both are issued in one hook, one after the other.
+    issue_s = median(
+        (issued - trace["ops"][op.replace("AR", "RS")][0]) / 1e3
+        for trace in gathering
+        for op, (issued, _, _) in trace["ops"].items()
+        if op.startswith("AR")
+    )
+    # Between two modules each rank issues an all-gather, a reduce-scatter and an all-reduce; what is left are hooks.
+    hooks_s = max(0.0, median(_gaps_s(gathering)) - 3 * issue_s)
     # In root the others are applied while the last all-reduce is under way.
     apply_s = median((trace["end"] - max(end for _, _, end in trace["ops"].values())) / 1e3 for trace in gathering)
     # There blocking has a reduce-scatter, an all-reduce, an apply, and what FSDP2 does to gather: a wait, and copies.
-    fsdp2_s = max(0.0, median(_gaps_s(alone)) - rs_s - ar_s - apply_s - 2 * issue_s)
+    fsdp2_s = max(0.0, median(_gaps_s(alone)) - hooks_s - rs_s - ar_s - apply_s - 2 * issue_s)
     waited_s = min(fsdp2_s, median((end - begin) / 1e3 for trace in alone for begin, end in trace["gathers"]))
     return Profile.model_validate(
         {
             "name": f"two hosts, {setting}",
             "source": f"backwards of {' and '.join(CALIBRATION)}",
-            "compute_s": {"default": setting.compute_ms / 1e3},
+            "compute_s": {"default": setting.compute_ms / 1e3 + hooks_s},
             "axes": {
                 Axis.SHARD: {
                     "link": "host",
-                    "all_gather": _speed(module.gathered_bytes, _median_s(gathering, "AG")),
+                    "all_gather": _speed(module.gathered_bytes, _slowest_s(gathering, "AG", shard_groups)),
                     "reduce_scatter": _speed(module.reduced_bytes, rs_s),
                     "fsdp2_all_gather": _speed(module.gathered_bytes, waited_s),
                 },
@@ -113,7 +124,7 @@ def calibrated(traces: Mapping[str, Sequence[Trace]], module: Module, setting: S
 def moved(profile: Profile, known: Setting, setting: Setting) -> Profile:
     """`profile`, which holds for `known`, for other compute and another link: what its figures say of them, and no more."""
     data = profile.model_dump()
-    data["compute_s"] = {"default": setting.compute_ms / 1e3}
+    data["compute_s"]["default"] += (setting.compute_ms - known.compute_ms) / 1e3
     data["axes"][Axis.REPLICATE]["all_reduce"]["bytes_per_s"] *= setting.rate_mbit / known.rate_mbit
     return Profile.model_validate(data | {"name": f"two hosts, {setting}"})
 
@@ -202,9 +213,15 @@ def _speed(size_bytes: int, seconds: float) -> dict[str, float]:
     return {"bytes_per_s": size_bytes / seconds} if seconds > 0 else {"bytes_per_s": 1e18}
 
 
-def _median_s(traces: Sequence[Trace], kind: str) -> float:
-    """Seconds of a collective of this kind."""
-    return median((end - begin) / 1e3 for t in traces for op, (_, begin, end) in t["ops"].items() if op.startswith(f"{kind}_"))
+def _slowest_s(traces: Sequence[Trace], kind: str, groups: Sequence[Sequence[int]]) -> float:
+    """Seconds of a collective of this kind: of each group of ranks the last to come counts, of groups the slowest."""
+
+    def took_s(rank: int, op: str) -> float:
+        _, begin, end = traces[rank]["ops"][op]
+        return float(end - begin) / 1e3
+
+    ops = [op for op in traces[0]["ops"] if op.startswith(f"{kind}_")]
+    return median(max(min(took_s(rank, op) for rank in group) for group in groups) for op in ops)
 
 
 def _gaps_s(traces: Sequence[Trace]) -> list[float]:
