@@ -52,7 +52,7 @@ def ran(schedule: str, setting: Setting) -> dict[str, Any]:
     trace = {
         "compute": slept(simulated, setting),
         "ops": {op.op: [op.issued_s * 1e3, op.begin_s * 1e3, op.end_s * 1e3] for op in told.ops},
-        "gathers": [[wait.begin_s * 1e3, wait.end_s * 1e3] for wait in told.compute_waits if wait.op.startswith("FSDP2")],
+        "gathers": {w.op: [w.begin_s * 1e3, w.end_s * 1e3] for w in told.compute_waits if w.op.startswith("FSDP2")},
         "end": told.duration_s * 1e3,
         "stats": {"commplan/exposed_s": told.exposed_s()},
     }
@@ -79,6 +79,13 @@ def test_a_profile_is_found_again_and_predicts_every_schedule_in_every_setting()
     assert figures["num_peaks_wrong"] == 0
     assert len(figures["rows"]) == 4 * len(library.names())
     assert "mean 0.0%, largest 0.0%" in truth_figures.shown(figures)[-1]
+
+
+def test_what_peers_wait_for_one_another_is_no_cost() -> None:
+    """In the group of ranks 0 and 1 rank 0 came early to AR_0; in the other nobody waited for AR_1."""
+    of_rank = [{"AR_0": 9.0, "AR_1": 2.0}, {"AR_0": 3.0, "AR_1": 2.5}, {"AR_0": 4.0}, {"AR_0": 5.0, "AR_1": 7.0}]
+    assert truth_figures._slowest_s(of_rank, [(0, 1), (2, 3)]) == (4.0 + 2.0) / 2
+    assert truth_figures._slowest_s([{}, {}], [(0, 1)]) == 0
 
 
 def row(schedule: str, measured_s: float, predicted_s: float, **changes: Any) -> Row:

@@ -81,8 +81,8 @@ def calibrated(traces: Mapping[str, Sequence[Trace]], module: Module, setting: S
     num_ranks, num_shard = len(alone), module.shard_size
     shard_groups = [range(first, first + num_shard) for first in range(0, num_ranks, num_shard)]
     replicate_groups = [range(first, num_ranks, num_shard) for first in range(num_shard)]
-    rs_s = _slowest_s(alone, "RS", shard_groups)
-    ar_s = _slowest_s(alone, "AR", replicate_groups)
+    rs_s = _slowest_s(_ops_s(alone, "RS"), shard_groups)
+    ar_s = _slowest_s(_ops_s(alone, "AR"), replicate_groups)
     # Both are issued in one hook, one after the other.
     issue_s = median(
         (issued - trace["ops"][op.replace("AR", "RS")][0]) / 1e3
@@ -96,7 +96,8 @@ def calibrated(traces: Mapping[str, Sequence[Trace]], module: Module, setting: S
     apply_s = median((trace["end"] - max(end for _, _, end in trace["ops"].values())) / 1e3 for trace in gathering)
     # There blocking has a reduce-scatter, an all-reduce, an apply, and what FSDP2 does to gather: a wait, and copies.
     fsdp2_s = max(0.0, median(_gaps_s(alone)) - hooks_s - rs_s - ar_s - apply_s - 2 * issue_s)
-    waited_s = min(fsdp2_s, median((end - begin) / 1e3 for trace in alone for begin, end in trace["gathers"]))
+    waits_s = [{of: (end - begin) / 1e3 for of, (begin, end) in trace["gathers"].items()} for trace in alone]
+    waited_s = min(fsdp2_s, _slowest_s(waits_s, shard_groups))
     return Profile.model_validate(
         {
             "name": f"two hosts, {setting}",
@@ -105,7 +106,7 @@ def calibrated(traces: Mapping[str, Sequence[Trace]], module: Module, setting: S
             "axes": {
                 Axis.SHARD: {
                     "link": "host",
-                    "all_gather": _speed(module.gathered_bytes, _slowest_s(gathering, "AG", shard_groups)),
+                    "all_gather": _speed(module.gathered_bytes, _slowest_s(_ops_s(gathering, "AG"), shard_groups)),
                     "reduce_scatter": _speed(module.reduced_bytes, rs_s),
                     "fsdp2_all_gather": _speed(module.gathered_bytes, waited_s),
                 },
@@ -213,15 +214,18 @@ def _speed(size_bytes: int, seconds: float) -> dict[str, float]:
     return {"bytes_per_s": size_bytes / seconds} if seconds > 0 else {"bytes_per_s": 1e18}
 
 
-def _slowest_s(traces: Sequence[Trace], kind: str, groups: Sequence[Sequence[int]]) -> float:
-    """Seconds of a collective of this kind: of each group of ranks the last to come counts, of groups the slowest."""
+def _ops_s(traces: Sequence[Trace], kind: str) -> list[dict[str, float]]:
+    """Seconds of each collective of this kind, on each rank."""
+    return [{op: (end - begin) / 1e3 for op, (_, begin, end) in t["ops"].items() if op.startswith(f"{kind}_")} for t in traces]
 
-    def took_s(rank: int, op: str) -> float:
-        _, begin, end = traces[rank]["ops"][op]
-        return float(end - begin) / 1e3
 
-    ops = [op for op in traces[0]["ops"] if op.startswith(f"{kind}_")]
-    return median(max(min(took_s(rank, op) for rank in group) for group in groups) for op in ops)
+def _slowest_s(of_rank: Sequence[Mapping[str, float]], groups: Sequence[Sequence[int]]) -> float:
+    """What a collective takes, of several: in each group of ranks what the last to come saw, nothing if it did not wait, and of
+    groups the slowest.
+    """
+    ops = dict.fromkeys(op for ops in of_rank for op in ops)
+    took_s = [max(min(of_rank[rank].get(op, 0.0) for rank in group) for group in groups) for op in ops]
+    return median(took_s) if took_s else 0.0
 
 
 def _gaps_s(traces: Sequence[Trace]) -> list[float]:

@@ -161,7 +161,7 @@ class Backward:
         trace["waits"] = [self._since_begin(wait.begin_s, wait.end_s) for wait in report.compute_waits]
         # Those that are no step of the plan, nor its end.
         gathers = [wait for wait in report.compute_waits if wait.op and step_of(wait) is None]
-        trace["gathers"] = [self._since_begin(wait.begin_s, wait.end_s) for wait in gathers]
+        trace["gathers"] = {wait.op: self._since_begin(wait.begin_s, wait.end_s) for wait in gathers}
         trace["stats"] = stats(report)
         return trace
 
