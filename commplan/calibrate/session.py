@@ -296,12 +296,13 @@ class _Session:
     def _copied(self, steps: Sequence[_Step], attachment: Attachment, meeting: Meeting) -> tuple[int, float]:
         """How many bytes FSDP2 gathers in a backward, and how long that takes beside waiting, on the middle rank."""
         size_bytes = {module.name: module.gathered_bytes for _, module in _trained(attachment) if _is_gathered(module)}
-        held = [step.backwards[-1].gathers_s for step in steps]
-        copied_s = [
-            sum(max(of_step[name] - waited, 0.0) for name, waited in _waited_s(step).items() if name in size_bytes)
-            for step, of_step in zip(steps, held, strict=True)
-        ]
-        own = [sum(size_bytes.get(name, 0) for name in held[-1]), statistics.median(copied_s)]
+        copied_bytes, copied_s = [], []
+        for step in steps:
+            held = {name: seconds for name, seconds in step.backwards[-1].gathers_s.items() if name in size_bytes}
+            waited = _waited_s(step)
+            copied_bytes.append(sum(size_bytes[name] for name in held))
+            copied_s.append(sum(max(seconds - waited[name], 0.0) for name, seconds in held.items()))
+        own = [statistics.median(copied_bytes), statistics.median(copied_s)]
         merged = meeting.conclude(
             own, lambda ranks: list(map(statistics.median, zip(*ranks, strict=True))), "copies of FSDP2's"
         )

@@ -115,7 +115,7 @@ class Driver:
             if root_set.intersection(private.modules(state)):
                 self._roots.append(state)
             pre_backward = getattr(state, private.STATE_PRE_BACKWARD)
-            if private.is_guarded(pre_backward):
+            if private.STATE_PRE_BACKWARD not in vars(state) and private.is_guarded(pre_backward):
                 # FSDP2 makes its guard anew at each call.
                 once = private.as_hook(private.STATE_PRE_BACKWARD, private.without_guard(pre_backward))
                 self._replacements.make(state, private.STATE_PRE_BACKWARD, once)

@@ -40,7 +40,7 @@ ParamGroup = param_group.FSDPParamGroup
 State = state.FSDPState
 FINAL_CALLBACK: Final = "_root_post_backward_final_callback"
 STATE_PRE_BACKWARD: Final = "_pre_backward"
-HOOKS_IN_BACKWARD: Final = (STATE_PRE_BACKWARD, "pre_backward", "post_backward", FINAL_CALLBACK)
+HOOKS_IN_BACKWARD: Final = ("pre_backward", "post_backward", FINAL_CALLBACK)
 
 
 def in_autograd() -> bool:
@@ -107,9 +107,11 @@ def as_hook(name: str, function: Callable[..., Any], *, is_inside: bool = False)
     Args:
         is_inside: only called from a hook that is guarded already.
     """
+    if is_inside:
+        return function
     if name in HOOKS_IN_BACKWARD and releases.has_typecheck():
         function = functools.partial(_without_typecheck, function)
-    return function if is_inside else without_dynamo(function)
+    return without_dynamo(function)
 
 
 def _without_typecheck(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

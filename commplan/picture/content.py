@@ -207,10 +207,16 @@ def stops(panel: Panel) -> list[Stop]:
 
 def _families(names: str) -> str:
     """`AR_3, AR_4` -> `AR`: what is waited for in one place, whatever the module."""
-    if names == "end of root":
-        return names
-    families = [OpId.parse(name).family for name in names.split(", ") if name]
-    return ", ".join(dict.fromkeys(families))
+    families = dict.fromkeys(_family(name) for name in names.split(", ") if name)
+    return ", ".join(families)
+
+
+def _family(name: str) -> str:
+    """Of an op; what is none stays as it is."""
+    try:
+        return OpId.parse(name).family
+    except ValueError:
+        return name
 
 
 def _slowest_first(of: Sequence[tuple[Run, Panel]]) -> tuple[Panel, ...]:

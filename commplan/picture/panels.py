@@ -194,8 +194,10 @@ def _compute_between(whole: BackwardReport, places: Mapping[int, tuple[str, str]
 def _wait_bar(whole: BackwardReport, wait: Interval, places: Mapping[int, tuple[str, str]]) -> Bar:
     number = step_of(wait)
     name, place = wait.op, FSDP2
-    if wait.op == "" or (number is not None and whole.plan is None):
+    if wait.op == "":
         name, place = "end of root", _ROOT
+    elif number is not None and whole.plan is None:
+        name, place = f"step {number}", ("", "")
     elif number is not None and whole.plan is not None:
         step = whole.plan.steps[number]
         name, place = ", ".join(map(str, step.waits or step.after)), places.get(number, _ROOT)

@@ -11,7 +11,8 @@ from commplan.sight.intervals import Interval, Spans, intersect, length, spans, 
 
 @dataclass(frozen=True, slots=True)
 class BackwardReport:
-    """One backward of one rank; times are `time.perf_counter` seconds, from its first hook to the end of root.
+    """One backward of one rank; times are `time.perf_counter` seconds, from its first hook (or, on a CPU, from a wait for
+    parameters of a forward that is run again before it) to the end of root.
 
     At each moment of the backward a lane is either hidden, exposed or idle.
 
@@ -75,7 +76,7 @@ class BackwardReport:
 
 def fsdp2_gather(module: str) -> str:
     """What compute waits for where FSDP2 gathers a module's parameters by itself, and no step of the plan does."""
-    return f"FSDP2's all-gather of module {module!r}"
+    return f"FSDP2's all-gather of module {module or '(root)'!r}"
 
 
 def step_of(wait: Interval) -> int | None:

@@ -287,7 +287,7 @@ def test_hooks_in_backward_are_kept_from_type_checks() -> None:
     with patch.object(dist, "_spmd_no_typecheck", guard, create=True):
         for name in ("pre_forward", "post_forward", *private.HOOKS_IN_BACKWARD):
             private.as_hook(name, lambda name=name: seen.update({name: depth[0]}))()
-    in_backward = {"_pre_backward": 1, "pre_backward": 1, "post_backward": 1, "_root_post_backward_final_callback": 1}
+    in_backward = {"pre_backward": 1, "post_backward": 1, "_root_post_backward_final_callback": 1}
     assert seen == {"pre_forward": 0, "post_forward": 0, **in_backward}
 
 

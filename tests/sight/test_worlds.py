@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 import commplan
 from commplan.fsdp2 import Options
@@ -133,7 +134,9 @@ def waits_for_fsdp2(here: Rank, schedule: str) -> list[str]:
         assert report is not None
         assert all(report.begin_s <= wait.begin_s <= wait.end_s <= report.end_s for wait in report.compute_waits)
         assert [wait.begin_s for wait in report.compute_waits] == sorted(wait.begin_s for wait in report.compute_waits)
-        return [wait.op for wait in report.compute_waits if not wait.op.isdecimal() and wait.op]
+        waits = [wait for wait in report.compute_waits if not wait.op.isdecimal() and wait.op]
+        assert all(wait.end_s > wait.begin_s for wait in waits)
+        return [wait.op for wait in waits]
 
 
 def test_compute_stands_still_while_the_host_waits_for_fsdp2s_own_all_gathers(worlds: Worlds) -> None:
@@ -147,6 +150,35 @@ def test_compute_stands_still_while_the_host_waits_for_fsdp2s_own_all_gathers(wo
 def test_a_plan_that_gathers_leaves_nothing_to_wait_for_outside_of_it(worlds: Worlds) -> None:
     for waits in worlds.of(4).run(waits_for_fsdp2, schedule="prefetch_overlap"):
         assert waits == []
+
+
+class Checkpointed(torch.nn.Sequential):
+    """Each block runs its forward again in backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self:
+            x = checkpoint(block, x, use_reentrant=True)
+        return x
+
+
+def waits_before_its_first_hook(here: Rank) -> tuple[str, float, float]:
+    """What a backward waits for first, when, and when it began; the root has no parameters, and the last rank is late."""
+    model = models.shard(Checkpointed(*models.fk(3)), here.mesh((2, 2)))
+    with commplan.attach(model, "overlapped_allreduce") as attachment:
+        loss = model(torch.zeros(1, requires_grad=True)).sum()
+        if here.rank == LATE_RANK:
+            time.sleep(LATE_S / 2)
+        loss.backward()
+        report = attachment.last_backward
+        assert report is not None
+        first = min(report.compute_waits, key=lambda wait: wait.begin_s)
+        return first.op, first.begin_s, report.begin_s
+
+
+def test_a_backward_begins_with_the_first_wait_of_a_forward_that_is_run_again(worlds: Worlds) -> None:
+    op, waited_s, begun_s = worlds.of(4).run(waits_before_its_first_hook)[LATE_RANK - 1]
+    assert op == "FSDP2's all-gather of module '2'"
+    assert begun_s == waited_s
 
 
 def alone(here: Rank) -> str:
