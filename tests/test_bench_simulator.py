@@ -110,7 +110,7 @@ def test_ranks_are_compared_within_a_setting_where_times_differ() -> None:
 
 
 def test_what_was_calibrated_with_does_not_count_and_a_wrong_peak_is_told() -> None:
-    rows = [row("blocking", 1.0, 9.0, is_calibration=True), row("a", 2.0, 1.9), row("b", 2.0, 2.2)]
+    rows = [row("overlapped_allreduce", 1.0, 9.0, is_calibration=True), row("a", 2.0, 1.9), row("b", 2.0, 2.2)]
     figures = truth_figures.figures(rows)
     assert figures["mean_error"] == pytest.approx(0.075)
     assert figures["max_error"] == pytest.approx(0.1)

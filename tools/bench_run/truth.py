@@ -18,7 +18,7 @@ LOGS: Final = Path(__file__).resolve().parents[2] / "runs" / "bench_simulator"
 
 SCHEDULES: Final = (
     *CALIBRATION,
-    "overlapped_allreduce",
+    "blocking",
     "pipelined_allreduce",
     "delayed_allreduce",
     "windowed_allreduce",

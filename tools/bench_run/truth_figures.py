@@ -17,8 +17,8 @@ from commplan.language.profiles import Profile
 from commplan.ops import Axis
 from commplan.simulate import costs, report, simulate
 
-CALIBRATION: Final = ("blocking", "prefetch_overlap")
-"""One in which each collective runs alone, and one that gathers parameters."""
+CALIBRATION: Final = ("overlapped_allreduce", "prefetch_overlap")
+"""One that leaves gathering to FSDP2, and one that does it; nothing queues in either, so that each op takes what it takes."""
 
 MIN_DIFFERENCE: Final = 0.02
 """Schedules whose times are nearer than this part of the faster one's are not ranked."""
@@ -77,12 +77,12 @@ def calibrated(traces: Mapping[str, Sequence[Trace]], module: Module, setting: S
         traces: schedule -> a trace of each rank, by rank.
         module: each of the modules that ran.
     """
-    alone, gathering = (traces[name] for name in CALIBRATION)
-    num_ranks, num_shard = len(alone), module.shard_size
+    reducing, gathering = (traces[name] for name in CALIBRATION)
+    num_ranks, num_shard = len(reducing), module.shard_size
     shard_groups = [range(first, first + num_shard) for first in range(0, num_ranks, num_shard)]
     replicate_groups = [range(first, num_ranks, num_shard) for first in range(num_shard)]
-    rs_s = _slowest_s(_ops_s(alone, "RS"), shard_groups)
-    ar_s = _slowest_s(_ops_s(alone, "AR"), replicate_groups)
+    rs_s = _slowest_s(_ops_s(reducing, "RS"), shard_groups)
+    ar_s = _slowest_s(_ops_s(reducing, "AR"), replicate_groups)
     # Both are issued in one hook, one after the other.
     issue_s = median(
         (issued - trace["ops"][op.replace("AR", "RS")][0]) / 1e3
@@ -94,9 +94,9 @@ def calibrated(traces: Mapping[str, Sequence[Trace]], module: Module, setting: S
     hooks_s = max(0.0, median(_gaps_s(gathering)) - 3 * issue_s)
     # In root the others are applied while the last all-reduce is under way.
     apply_s = median((trace["end"] - max(end for _, _, end in trace["ops"].values())) / 1e3 for trace in gathering)
-    # There blocking has a reduce-scatter, an all-reduce, an apply, and what FSDP2 does to gather: a wait, and copies.
-    fsdp2_s = max(0.0, median(_gaps_s(alone)) - hooks_s - rs_s - ar_s - apply_s - 2 * issue_s)
-    waits_s = [{of: (end - begin) / 1e3 for of, (begin, end) in trace["gathers"].items()} for trace in alone]
+    # Where FSDP2 gathers, it waits and copies there.
+    fsdp2_s = max(0.0, median(_gaps_s(reducing)) - hooks_s - 2 * issue_s)
+    waits_s = [{of: (end - begin) / 1e3 for of, (begin, end) in trace["gathers"].items()} for trace in reducing]
     waited_s = min(fsdp2_s, _slowest_s(waits_s, shard_groups))
     return Profile.model_validate(
         {
