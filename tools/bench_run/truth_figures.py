@@ -40,7 +40,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Row:
-    """One schedule in one setting. Seconds; exposed: any collective, while compute stood still, on the rank that was last."""
+    """One schedule in one setting. Seconds; exposed: compute stood still for any collective, FSDP2's own all-gathers among
+    them, on the rank that was last.
+    """
 
     setting: str
     schedule: str
@@ -140,7 +142,8 @@ def compared(measured: Mapping[str, Any], profile: Profile, table: ModuleTable, 
     for name, found in measured["schedules"].items():
         plan = commplan.compile(name, table)
         told = report(simulate(plan, costs(plan, profile)))
-        # Pairs of ranks share the link unevenly, and those that got more of it are over sooner; the time is that of the last.
+        # Pairs of ranks share the link unevenly, and those that got more of it are over sooner, or wait for the others where
+        # parameters are gathered. The time is that of the last.
         last = max(found["traces"], key=itemgetter("end"))
         rows.append(
             Row(
@@ -149,8 +152,8 @@ def compared(measured: Mapping[str, Any], profile: Profile, table: ModuleTable, 
                 name in CALIBRATION,
                 found["median_s"],
                 told.duration_s,
-                last["stats"]["commplan/exposed_s"],
-                told.exposed_s(),
+                last["stats"]["commplan/compute_wait_s"],
+                told.compute_wait_s(),
                 found["peak_bytes"],
                 told.peak_bytes,
             )
