@@ -93,11 +93,11 @@ def calibrated(traces: Mapping[str, Sequence[Trace]], module: Module, setting: S
         if op.startswith("AR")
     )
     # Between two modules each rank issues an all-gather, a reduce-scatter and an all-reduce; what is left are hooks.
-    hooks_s = max(0.0, median(_gaps_s(gathering)) - 3 * issue_s)
+    hooks_s = max(0.0, median(_gaps_s(gathering, setting)) - 3 * issue_s)
     # In root the others are applied while the last all-reduce is under way.
     apply_s = median((trace["end"] - max(end for _, _, end in trace["ops"].values())) / 1e3 for trace in gathering)
     # Where FSDP2 gathers, it waits and copies there.
-    fsdp2_s = max(0.0, median(_gaps_s(reducing)) - hooks_s - 2 * issue_s)
+    fsdp2_s = max(0.0, median(_gaps_s(reducing, setting)) - hooks_s - 2 * issue_s)
     waits_s = [{of: (end - begin) / 1e3 for of, (begin, end) in trace["gathers"].items()} for trace in reducing]
     waited_s = min(fsdp2_s, _slowest_s(waits_s, shard_groups))
     return Profile.model_validate(
@@ -231,6 +231,8 @@ def _slowest_s(of_rank: Sequence[Mapping[str, float]], groups: Sequence[Sequence
     return median(took_s) if took_s else 0.0
 
 
-def _gaps_s(traces: Sequence[Trace]) -> list[float]:
-    """Seconds from the end of one module's compute to the begin of the next one's."""
-    return [(then[0] - now[1]) / 1e3 for trace in traces for now, then in pairwise(trace["compute"])]
+def _gaps_s(traces: Sequence[Trace], setting: Setting) -> list[float]:
+    """Seconds from the begin of one module's compute to that of the next one, less those that it should take: a sleep takes a
+    little longer.
+    """
+    return [(then[0] - now[0] - setting.compute_ms) / 1e3 for trace in traces for now, then in pairwise(trace["compute"])]
