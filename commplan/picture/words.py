@@ -116,7 +116,7 @@ def verdict(section: Section) -> str:
 def _waiting(what: str, place: str) -> str:
     if what == "end of root":
         return "at the end of root, where nothing is left to hide behind"
-    return f"waiting for {what} in {place}"
+    return f"waiting for {what} in {place}" if place else f"waiting at {what}"
 
 
 def longest(panel: Panel, count: int) -> list[tuple[int, Bar]]:

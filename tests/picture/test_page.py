@@ -174,6 +174,7 @@ class TestMeasured:
         bare = replace(run, report=replace(run.report, plan=None))
         text = Reader(page(content([], [bare])).html).text
         assert "saved without its plan" in text
+        assert "waiting at step 3" in text
 
 
 class TestSize:

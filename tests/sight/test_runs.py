@@ -88,6 +88,12 @@ def test_what_is_not_the_plans_is_waited_for_by_name() -> None:
     assert (stop.place, stop.what, stop.seconds) == ("FSDP2", "its own all-gathers", 1)
 
 
+def test_without_its_plan_a_wait_is_told_by_the_number_of_its_step() -> None:
+    run = run_of(0, 100.0, 100.0)
+    panel = measured(replace(run, report=replace(run.report, plan=None)))
+    assert [bar.name for bar in panel.bars if bar.kind == WAIT] == ["step 1", "end of root"]
+
+
 def run_of(rank: int, begin_s: float, wall_s: float) -> Run:
     plan = commplan.compile("blocking", 1)
     report = BackwardReport(
