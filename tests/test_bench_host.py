@@ -67,6 +67,13 @@ def test_without_prefetch_the_ratio_is_of_what_there_is() -> None:
     assert host.figures(SETTING, measured, {})["ratio_native"] == pytest.approx(1)
 
 
+def test_where_nothing_could_be_attached_the_reason_is_shown() -> None:
+    measured = {(count, name): times(500.0, count) for count in SETTING.counts for name in ("plain", "native")}
+    figures = host.figures(SETTING, measured, {"overlapped_allreduce": "commplan does not know torch 9.9"})
+    assert figures["ratio_native"] is None
+    assert "left out: overlapped_allreduce: commplan does not know torch 9.9" in host.shown(figures)
+
+
 def test_absent_ranks_take_part_in_whatever_ranks_agree_on() -> None:
     options = commplan.Options(timeout_s=5.0)
     with fake_ranks.fake_world(6) as store:

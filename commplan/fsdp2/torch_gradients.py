@@ -17,15 +17,17 @@ from torch.distributed.tensor import DTensor
 
 from commplan.fsdp2 import torch_devices as devices
 from commplan.fsdp2 import torch_releases as releases
+from commplan.fsdp2.torch_parameters import Parameters
 from commplan.fsdp2.torch_private import ParamGroup
 
 ReduceOp = dist.ReduceOp | dist.ReduceOp.RedOpType
 
 
-def take_gradients(group: ParamGroup, *, keeps: bool = False) -> dict[int, torch.Tensor]:
+def take_gradients(group: ParamGroup, parameters: Parameters, *, keeps: bool = False) -> dict[int, torch.Tensor]:
     """The first half of FSDP2's post-backward: accumulate, reshard, and hand over what is complete.
 
     Args:
+        parameters: those of `group`.
         keeps: as if gradients were not to be reduced in this backward, whatever FSDP2's flag says.
 
     Returns:
@@ -55,7 +57,7 @@ def take_gradients(group: ParamGroup, *, keeps: bool = False) -> dict[int, torch
         elif reduces_unused and whole.requires_grad:
             taken[position] = p.unsharded_zero_grad_data
     if group.reshard_after_backward:
-        group.reshard()
+        parameters.reshard()
     if not reduces:
         for p in group.fsdp_params:
             if hasattr(p, "_unsharded_param"):
@@ -81,11 +83,7 @@ def has_leftover(group: ParamGroup) -> bool:
     """
     if not group.reduce_grads or group._training_state is not common.TrainingState.POST_BACKWARD:
         return False
-    for p in group.fsdp_params:
-        whole = getattr(p, "_unsharded_param", None)
-        if whole is not None and whole.grad is not None:
-            return True
-    return False
+    return any([hasattr(p, "_unsharded_param") and p._unsharded_param.grad is not None for p in group.fsdp_params])
 
 
 def shard_numel(group: ParamGroup, position: int, shard_size: int) -> int:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-from torch.autograd import grad_mode
+from torch import nn
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from torch.distributed.fsdp._fully_shard import _fsdp_common as common
+from torch.distributed.fsdp._fully_shard import _fsdp_param as param
 
-from commplan.execute.packing import without_grad
 from commplan.fsdp2 import torch_releases as releases
 from commplan.fsdp2.torch_private import ParamGroup, State
 
@@ -39,9 +39,9 @@ class Parameters:
         self._outputs: list[torch.Tensor] = []
         self._memory: list[tuple[torch.UntypedStorage, int]] = []
         self._rows: list[torch.Tensor] = []
+        self._holders: list[list[tuple[nn.Module, str]]] = []
         # Shards that may be sent as they are, not ours to keep; looked at closely once, for as long as they are the same.
         self._plain: list[weakref.ref[torch.Tensor]] = []
-        self._place: grad_mode._unsafe_preserve_version_counter | None = None
 
     def shards_to_gather(self) -> Sequence[torch.Tensor] | None:
         """This rank's flat shards in the dtype that compute uses; None where FSDP2 has to gather the group by itself.
@@ -53,7 +53,7 @@ class Parameters:
         if group._all_gather_result is not None or not group.is_sharded or not group.unshard_in_backward:
             return None
         shards = [p._sharded_param_data for p in params]
-        if len(shards) == len(self._plain) and all(shard is known() for shard, known in zip(shards, self._plain, strict=True)):
+        if len(shards) == len(self._plain) and all(map(operator.is_, shards, map(operator.call, self._plain))):
             return shards
         if not any(shard.numel() for shard in shards):
             return None
@@ -71,20 +71,11 @@ class Parameters:
         if len(self._group.fsdp_params) != 1 or not self._has_outputs():
             return None
         self._give_memory()
-        # Autograd must not take what arrives for a change of what forward saved; a backend may count it at any time until then.
-        self._place = grad_mode._unsafe_preserve_version_counter((self._outputs[0],))
-        self._place.__enter__()
-        return self._outputs[0]
+        return self._rows[0].view(-1)
 
     def leave_place(self) -> None:
         """Free the memory again, whose content nobody needs."""
-        self._keep_version()
         self._outputs[0].untyped_storage().resize_(0)
-
-    def _keep_version(self) -> None:
-        if self._place is not None:
-            self._place.__exit__()
-            self._place = None
 
     def set_whole(self, gathered: torch.Tensor, process_group: dist.ProcessGroup) -> None:
         """The second half of FSDP2's unshard: split what was gathered, shape (ranks, elements of one), into parameters."""
@@ -92,10 +83,42 @@ class Parameters:
             self._set_by_fsdp2(gathered, process_group)
         elif gathered.data_ptr() != self._outputs[0].data_ptr():
             self._give_memory()
-            with without_grad(), grad_mode._unsafe_preserve_version_counter(tuple(self._rows)):
-                torch.split_with_sizes_copy(gathered, self._numels, dim=1, out=self._rows)
-        self._keep_version()
-        self._group._to_unsharded()
+            torch.split_with_sizes_copy(gathered, self._numels, dim=1, out=self._rows)
+        self._show_whole()
+
+    def _show_whole(self) -> None:
+        """FSDP2's `_to_unsharded`: modules hold whole parameters from here on."""
+        group = self._group
+        if not group.is_sharded or not self._holders:
+            group._to_unsharded()
+            return
+        for p, holders in zip(group.fsdp_params, self._holders, strict=True):
+            shard, whole = p.sharded_param, p._unsharded_param
+            if whole.requires_grad != shard.requires_grad:
+                whole.requires_grad_(shard.requires_grad)
+            for module, name in holders:
+                module._parameters[name] = whole
+            p.sharded_state = param.ShardedState.UNSHARDED
+        group._sharded_state = param.ShardedState.UNSHARDED
+
+    def reshard(self) -> None:
+        """FSDP2's `reshard` after a backward: modules hold shards, and the memory of whole parameters is free."""
+        group = self._group
+        if not group.is_unsharded or not self._holders:
+            group.reshard()
+            return
+        known = zip(group.fsdp_params, self._holders, self._outputs, self._memory, strict=True)
+        for p, holders, output, (storage, _) in known:
+            if p.all_gather_outputs[0] is not output:
+                # It begins with the first one again.
+                group.reshard()
+                return
+            for module, name in holders:
+                module._parameters[name] = p.sharded_param
+            if storage.size() != 0:
+                storage.resize_(0)
+            p.sharded_state = param.ShardedState.SHARDED
+        group._sharded_state = param.ShardedState.SHARDED
 
     def _give_memory(self) -> None:
         """As FSDP2's `alloc_storage`."""
@@ -114,7 +137,9 @@ class Parameters:
         self._outputs = [p.all_gather_outputs[0] for p in params]
         self._memory = [(output.untyped_storage(), output.nbytes) for output in self._outputs]
         num_ranks = self._group._all_gather_process_group.size()
-        self._rows = [output.view(num_ranks, -1) for output in self._outputs]
+        # Under versions of their own: autograd must not take what arrives for a change of what forward saved.
+        self._rows = [output.data.view(num_ranks, -1) for output in self._outputs]
+        self._holders = _holders(params)
         return True
 
     def _set_by_fsdp2(self, gathered: torch.Tensor, process_group: dist.ProcessGroup) -> None:
@@ -125,6 +150,16 @@ class Parameters:
         collectives.foreach_all_gather_copy_out(result, params, process_group)
         for p in params:
             p.init_unsharded_param()
+
+
+def _holders(params: Sequence[param.FSDPParam]) -> list[list[tuple[nn.Module, str]]]:
+    """The modules that hold each parameter, and its name there; nothing if a class brings its own `__setattr__` for them."""
+    found = []
+    for info in (p._module_info for p in params):
+        names = info.param_name, *info.shared_param_names
+        found.append(list(zip((info.module, *info.shared_modules), names, strict=True)))
+    is_plain = all(type(module).__setattr__ is nn.Module.__setattr__ for holders in found for module, _ in holders)
+    return found if is_plain else []
 
 
 def begin_backward(group: ParamGroup) -> bool:

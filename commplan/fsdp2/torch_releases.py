@@ -72,7 +72,9 @@ RELIED_ON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "FSDPParam.accumulate_unsharded_grad_if_needed",
             "FSDPParam.to_accumulated_grad_if_needed",
             "FSDPParam.to_sharded_dtensor",
+            "FSDPParam.to_sharded",
             "FSDPParam.to_unsharded",
+            "FSDPParam._setattr_on_modules",
             "FSDPParam.init_all_gather_outputs",
             "FSDPParam.free_unsharded_param",
             "FSDPParam.all_gather_inputs",
@@ -84,6 +86,9 @@ RELIED_ON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "FSDPParam.unsharded_zero_grad_data",
             "FSDPParam._get_grad_inner_tensor",
             "_get_orig_param_uid",
+            "alloc_storage",
+            "free_storage",
+            "set_requires_grad_if_needed",
             "unsafe_setattr_param",
         ),
         f"{FSDP2}._fsdp_collectives": (
@@ -118,7 +123,6 @@ RELIED_ON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         ),
         "torch.distributed": ("_spmd_no_typecheck",),
         "torch.autograd.profiler": ("_set_is_profiler_enabled",),
-        "torch.autograd.grad_mode": ("_unsafe_preserve_version_counter.__init__",),
         "torch._tensor": ("Tensor.register_post_accumulate_grad_hook",),
         "torch.utils._pytree": ("tree_leaves",),
     }
@@ -133,7 +137,7 @@ RELEASES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "2.11": "c454707fe98b1cb2",
         "2.12": "8dffd870143dcae5",
-        "2.13": "6496c2b9283e9ed7",
+        "2.13": "4359290b100a7e18",
         "2.14": "088d486075f9c354",
     }
 )

@@ -72,7 +72,7 @@ class FsdpUnit:
         Args:
             keeps: leave them to a later backward.
         """
-        taken = torch_gradients.take_gradients(self.raw, keeps=keeps)
+        taken = torch_gradients.take_gradients(self.raw, self.parameters, keeps=keeps)
         if not taken:
             return None
         positions = tuple(taken)

@@ -107,7 +107,9 @@ def figures(setting: Setting, times: Mapping[tuple[int, str], Times], left_out: 
         "process_group": "fake",
         "rank_checks": "backward",
         **{f"{name}_us": value for name, value in found.items()},
-        "ratio_native": min(ratio for name in ("commplan", "commplan_prefetch") if (ratio := ratios[name]) is not None),
+        "ratio_native": min(
+            (ratio for name in ("commplan", "commplan_prefetch") if (ratio := ratios[name]) is not None), default=None
+        ),
         "ratios": ratios,
         "thread_us": {name: us(setting.modules, name, lambda t: t.thread_s) for name in TOLD},
         "us_by_modules": wall,
