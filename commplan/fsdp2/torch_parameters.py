@@ -104,7 +104,7 @@ class Parameters:
     def reshard(self) -> None:
         """FSDP2's `reshard` after a backward: modules hold shards, and the memory of whole parameters is free."""
         group = self._group
-        if not group.is_unsharded or not self._holders:
+        if not group.is_unsharded or not self._holders or releases.compiles_backward():
             group.reshard()
             return
         known = zip(group.fsdp_params, self._holders, self._outputs, self._memory, strict=True)
@@ -129,6 +129,9 @@ class Parameters:
     def _has_outputs(self) -> bool:
         """Whether FSDP2 has made the tensors that whole parameters are, and what is gathered can be copied there at once."""
         params = self._group.fsdp_params
+        if releases.compiles_backward():
+            # Whole parameters then lie elsewhere.
+            return False
         if self._outputs and all(map(operator.is_, [p.all_gather_outputs[0] for p in params], self._outputs)):
             return True
         if any(not hasattr(p, "_unsharded_param") or p.fsdp_placement.dim != 0 for p in params):
