@@ -15,13 +15,10 @@ import torch.distributed as dist
 
 from commplan.errors import CollectiveTimeoutError, DivergenceError, ExecutionError
 from commplan.execute.ranks import listed
-from commplan.execute.waiting import wait_in_slices
+from commplan.execute.waiting import END_S, wait_in_slices
 
 # A rank that is missing is told by the op that misses it.
 PATIENCE_S = 0.3
-
-# How long the end of the thread is waited for.
-GRACE_S = 0.5
 
 
 class Message(IntEnum):
@@ -115,9 +112,13 @@ class Control:
 
     def close(self) -> None:
         """End the thread. One that hangs in an exchange is left behind; it is a daemon and touches nothing any more."""
+        self.let_go().join(timeout=END_S)
+
+    def let_go(self) -> threading.Thread:
+        """Let the thread end by itself; see `Lanes.let_go`."""
         self._is_closing = True
         self._queue.put(None)
-        self._thread.join(timeout=GRACE_S)
+        return self._thread
 
     def _serve(self) -> None:
         while (check := self._queue.get()) is not None:

@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Concatenate, ParamSpec
 
-from commplan.execute import irregular
+from commplan.execute import irregular, releasing
 from commplan.execute.backward import Backward
 from commplan.execute.control import Message
 from commplan.execute.declared import declared_bytes
@@ -30,7 +31,7 @@ from commplan.execute.program import Action, Program, index_plan
 from commplan.execute.store import Store
 from commplan.execute.waiting import HostWaits
 from commplan.ops import Kind, Section
-from commplan.plan.model import Buffer, BufferKind, OpStep, Plan, WaitStep
+from commplan.plan.model import OpStep, Plan, WaitStep
 from commplan.sight.report import BackwardReport
 
 P = ParamSpec("P")
@@ -70,6 +71,9 @@ class Executor:
         self.last_report: BackwardReport | None = None
         self.set_plan(plan, units)
         self.health.watch()
+        # Models are dropped with a schedule attached, too.
+        self._unattended = weakref.finalize(self, machinery.let_go)
+        self._unattended.atexit = False
 
     # What a framework calls: see `interface`.
 
@@ -202,20 +206,7 @@ class Executor:
         backward = self._backward
         self._end_backward()
         self._lanes.drain()
-        buffers = [partial.buffer for partial in self._store.partial_sums.values()]
-        for instance in backward.instances if backward is not None else ():
-            self._memory.drop(instance.held_bytes)
-            buffers.extend(instance.inputs)
-            buffers.extend(copy for copies in instance.copies.values() for copy in copies)
-            # One that was left as a partial sum belongs to the store, or to whoever adds to it.
-            if instance.shard is not None and instance.all_reduce:
-                buffers.append(instance.shard)
-        grads = {id(i.shard) for i in backward.instances if i.is_grad} if backward is not None else set()
-        for buffer in buffers:
-            self._memory.release(buffer, kept=id(buffer) in grads)
-        if backward is not None:
-            backward.gathers.drop()
-        self._store.forget()
+        releasing.drop(backward, self._store)
         self._lanes.take_intervals()
         self._lanes.rest()
 
@@ -243,6 +234,7 @@ class Executor:
 
     def end_threads(self) -> None:
         """End what runs beside the calling thread, whatever it waits for; nothing can run any more."""
+        self._unattended.detach()
         self._lanes.close()
         if self._control is not None:
             self._control.close()
@@ -366,7 +358,7 @@ class Executor:
         else:
             self._issuer.issue(backward, step, action, waits)
         for buffer in action.frees:
-            self._free(backward, buffer)
+            releasing.free(backward, buffer, self._program, self._memory)
 
     def _hold(self, module: int, instance: Instance) -> None:
         """Count gradients that no op has packed, from now on."""
@@ -380,25 +372,9 @@ class Executor:
         backward = self._current()
         return [*backward.tokens.values(), *(i.last for i in backward.instances if i.last is not None)]
 
-    def _free(self, backward: Backward, buffer: Buffer) -> None:
-        live = backward.live
-        for instance in [live[module] for module in range(buffer.first, buffer.last + 1) if module in live]:
-            if buffer.kind is BufferKind.RS_INPUT:
-                instance.release_inputs(self._memory)
-            elif buffer.kind is BufferKind.SHARD:
-                instance.write()
-                instance.release_shard(self._memory)
-            elif buffer.kind is BufferKind.WIRE:
-                instance.release_copies(self._memory, self._program.copies[buffer.born].op)
-
     def _finish(self) -> None:
         backward = self._current()
-        for instance in backward.instances:
-            instance.release_inputs(self._memory)
-            instance.release_copies(self._memory)
-            instance.write()
-            instance.release_shard(self._memory)
-        backward.gathers.drop()
+        releasing.free_all(backward, self._memory)
         ops, waits = self._lanes.take_intervals()
         backward.irregular_bytes += self._store.irregular_bytes
         self._store.irregular_bytes = 0

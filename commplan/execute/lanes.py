@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -93,6 +94,15 @@ class Lanes(Protocol):
 
     def close(self) -> None:
         """End the lanes; queued tasks are dropped."""
+
+    def let_go(self) -> Sequence[threading.Thread]:
+        """Nobody uses the lanes any more: let their threads end, without waiting.
+
+        May be called in the midst of anything, by Python's collector: so it takes no lock.
+
+        Returns:
+            Threads that take a while.
+        """
 
 
 def timeout_error(task: object, elapsed_s: float) -> CollectiveTimeoutError:

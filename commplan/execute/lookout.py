@@ -110,10 +110,15 @@ class Lookout:
 
     def close(self) -> None:
         """End the thread."""
-        self._is_closing = True
+        threads = self.let_go()
         self._awake.set()
-        if self._thread is not None:
-            self._thread.join(timeout=PATIENCE_S)
+        for thread in threads:
+            thread.join(timeout=PATIENCE_S)
+
+    def let_go(self) -> Sequence[threading.Thread]:
+        """Let the thread end by itself; see `Lanes.let_go`."""
+        self._is_closing = True
+        return [self._thread] if self._thread is not None else []
 
     # On the thread.
 

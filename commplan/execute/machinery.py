@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from dataclasses import dataclass
 
 from commplan.execute.control import Control
@@ -9,6 +10,7 @@ from commplan.execute.lanes import Lanes
 from commplan.execute.lookout import Lookout
 from commplan.execute.memory import Memory
 from commplan.execute.ranges import Range, no_range
+from commplan.execute.waiting import END_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +30,14 @@ class Machinery:
     compares_reductions: bool = False
     lookout: Lookout | None = None
     make_range: Range = no_range
+
+    def let_go(self) -> None:
+        """Nobody uses this any more, and nobody ended it: let its threads end. See `Lanes.let_go`."""
+        threads = [*self.lanes.let_go()]
+        if self.control is not None:
+            threads.append(self.control.let_go())
+        if self.lookout is not None:
+            threads += self.lookout.let_go()
+        for thread in threads:
+            # One that is in torch still when Python ends would abort the process.
+            atexit.register(thread.join, END_S)

@@ -12,6 +12,7 @@ stream) are joined to home on their way in, and wait for it on their way out.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -201,6 +202,10 @@ class StreamLanes:
                 time.sleep(0.001)
         self._watchdog.close()
         self._tails.clear()
+
+    def let_go(self) -> Sequence[threading.Thread]:
+        """See `Lanes`."""
+        return self._watchdog.let_go()
 
     # Below: streams and events.
 

@@ -15,6 +15,9 @@ from commplan.sight.intervals import Interval
 SLICE_S = 0.2
 _SLICE = timedelta(seconds=SLICE_S)
 
+# How long a thread that was told to end is waited for: a slice, and more where a machine is busy.
+END_S = 2.0
+
 
 def wait_in_slices(work: dist.Work, timeout_s: float, is_given_up: Callable[[], bool]) -> bool:
     """Wait for `work`, and look now and then whether it is given up.

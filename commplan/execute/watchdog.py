@@ -20,6 +20,9 @@ logger = logging.getLogger("commplan")
 MAX_PERIOD_S = 0.25
 MIN_PERIOD_S = 0.002
 
+# How often an idle thread looks whether it is to end, where nobody wakes it for that.
+IDLE_S = 1.0
+
 # How long a thread that asks the device is waited for when lanes end.
 GRACE_S = 1.0
 
@@ -68,6 +71,7 @@ class Watchdog:
         self._lanes: dict[str, deque[Watched]] = {}
         self._passed_lot = -1
         self._busy = threading.Event()
+        self._is_ending = False
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -94,15 +98,22 @@ class Watchdog:
 
     def close(self) -> None:
         """End the thread. One that hangs in the device's driver is left behind."""
+        self.let_go()
         self._ending.set()
         self._busy.set()
         if self._thread is not None:
             self._thread.join(timeout=GRACE_S)
 
+    def let_go(self) -> Sequence[threading.Thread]:
+        """Let the thread end by itself; see `Lanes.let_go`."""
+        self._is_ending = True
+        return [self._thread] if self._thread is not None else []
+
     def _run(self) -> None:
         self._enter()
-        while not self._ending.is_set():
-            self._busy.wait()
+        while not self._is_ending:
+            if not self._busy.wait(IDLE_S):
+                continue
             try:
                 # A sum: every lane has to be looked at.
                 is_idle = sum(self._look(queue) for queue in list(self._lanes.values())) == 0

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from commplan.execute.lanes import Task, Token, failure_of, timeout_error
-from commplan.execute.waiting import wait_in_slices
+from commplan.execute.waiting import END_S, wait_in_slices
 from commplan.ops import COMPUTE_LANE
 from commplan.sight.intervals import Interval
 
@@ -160,12 +160,16 @@ class WorkerLanes:
 
     def close(self) -> None:
         """See `Lanes`. A worker that hangs in a collective is left behind; it is a daemon and touches nothing any more."""
+        for thread in self.let_go():
+            thread.join(timeout=END_S)
+
+    def let_go(self) -> Sequence[threading.Thread]:
+        """See `Lanes`."""
         self._closing = True
-        for worker in self._workers.values():
+        workers = list(self._workers.values())
+        for worker in workers:
             worker.ready.put(None)
-        for worker in self._workers.values():
-            if worker.thread is not None:
-                worker.thread.join(timeout=GRACE_S)
+        return [worker.thread for worker in workers if worker.thread is not None]
 
     def fail(self, error: Exception) -> None:
         """See `Lanes`."""

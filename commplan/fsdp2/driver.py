@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, cast
@@ -127,9 +128,12 @@ class Driver:
             self._replace(group.raw, "post_backward", partial(self._post_backward, index))
             self._unshards[index].install(self._replacements)
         patience = GatherPatience(self.executor, self._timeout_s, self._fail)
+        # The host may come to wait for one some time after it began.
+        limit = timedelta(seconds=2 * self._timeout_s)
         for group in self._groups:
             if group.raw.device.type == "cpu":
-                self._gathers.watch(group.raw, partial(patience.wait, group.name, private.mesh_facts(group.raw).shard))
+                wait = partial(patience.wait, group.name, private.mesh_facts(group.raw).shard)
+                self._gathers.watch(group.raw, wait, limit)
         self._handles.append(register_optimizer_step_pre_hook(_weakly(self._before_step)))
         atexit.register(self._at_exit)
         for module in root_set:

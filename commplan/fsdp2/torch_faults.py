@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -134,11 +136,12 @@ class _WatchedWork(dist.Work):
 
 
 class _WatchedAllGather:
-    """FSDP2's all-gather of one group, waited for by `wait_for`."""
+    """FSDP2's all-gather of one group, waited for by `wait_for`, and over after `limit` whoever waits for it."""
 
-    def __init__(self, original: Any, wait_for: Callable[[dist.Work], None]) -> None:
+    def __init__(self, original: Any, wait_for: Callable[[dist.Work], None], limit: timedelta) -> None:
         self._original = original
         self._wait_for = wait_for
+        self._limit = limit
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -151,7 +154,8 @@ class _WatchedAllGather:
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        work = self._original(output_tensor=output_tensor, input_tensor=input_tensor, group=group, async_op=True)
+        with _limited(group, self._limit):
+            work = self._original(output_tensor=output_tensor, input_tensor=input_tensor, group=group, async_op=True)
         if work is None:
             return None
         if async_op:
@@ -160,17 +164,37 @@ class _WatchedAllGather:
         return None
 
 
+@contextlib.contextmanager
+def _limited(group: dist.ProcessGroup, limit: timedelta) -> Iterator[None]:
+    """What begins inside on a gloo group may take so long, if the group has no shorter limit."""
+    backend: Any = group._get_backend(torch.device("cpu"))
+    is_gloo = dist.is_gloo_available() and isinstance(backend, dist.distributed_c10d.ProcessGroupGloo)
+    if not is_gloo or (before := backend.options._timeout) <= limit:
+        yield
+        return
+    backend._set_default_timeout(limit)
+    try:
+        yield
+    finally:
+        backend._set_default_timeout(before)
+
+
 class WatchedAllGathers:
     """All-gathers of FSDP2 that were put under watch, so that they can be put back."""
 
     def __init__(self) -> None:
         self._originals: list[tuple[private.ParamGroup, Any]] = []
 
-    def watch(self, group: private.ParamGroup, wait_for: Callable[[dist.Work], None]) -> None:
-        """Let `wait_for` do each wait of the host for an all-gather of `group`; not where this torch has no place for it."""
+    def watch(self, group: private.ParamGroup, wait_for: Callable[[dist.Work], None], limit: timedelta) -> None:
+        """Let `wait_for` do each wait of the host for an all-gather of `group`; not where this torch has no place for it.
+
+        Args:
+            limit: when gloo gives up an all-gather that nobody waits for any more. With one that never ends a process does
+                not end either.
+        """
         original = vars(group).get(_ALL_GATHER)
         if original is not None:
-            setattr(group, _ALL_GATHER, _WatchedAllGather(original, wait_for))
+            setattr(group, _ALL_GATHER, _WatchedAllGather(original, wait_for, limit))
             self._originals.append((group, original))
 
     def undo(self) -> None:

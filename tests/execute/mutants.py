@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from commplan.execute import collectives
+from commplan.execute import collectives, releasing
 from commplan.execute.backward import Backward
 from commplan.execute.collectives import Call
 from commplan.execute.executor import Executor
@@ -75,11 +75,13 @@ def inputs_are_released_when_issued() -> Any:
 def inputs_are_never_released() -> Any:
     """Reduce-scatter inputs live until the end of root."""
 
-    def free(original: Any, self: Executor, backward: Backward, buffer: Buffer) -> None:
-        if buffer.kind is not BufferKind.RS_INPUT:
-            original(self, backward, buffer)
+    original = releasing.free
 
-    return _wrap(Executor, "_free", free)
+    def free(backward: Backward, buffer: Buffer, *rest: Any) -> None:
+        if buffer.kind is not BufferKind.RS_INPUT:
+            original(backward, buffer, *rest)
+
+    return patch.object(releasing, "free", free)
 
 
 def gradients_are_let_go_late() -> Any:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
@@ -84,6 +87,33 @@ def leaves_by_exception(here: Rank) -> None:
 
 def test_the_context_manager_detaches_on_an_exception(worlds: Worlds) -> None:
     worlds.of(4).run(leaves_by_exception)
+
+
+def dropped(here: Rank) -> tuple[list[str], list[str]]:
+    """Our threads while a model has a schedule, and some time after nobody refers to it any more."""
+
+    def ours() -> list[str]:
+        return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("commplan"))
+
+    model = parity.build(FN, here, (2, 2), {})
+    attachment = commplan.attach(model, "overlapped_allreduce")
+    for _ in parity.train(model, FN, here.rank, STEPS):
+        pass
+    before = ours()
+    executor = weakref.ref(attachment._driver.executor)
+    del model, attachment
+    gc.collect()
+    assert executor() is None
+    deadline_s = time.monotonic() + 30
+    while ours() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return before, ours()
+
+
+def test_a_model_that_is_dropped_takes_its_threads_with_it(worlds: Worlds) -> None:
+    for before, after in worlds.of(4).run(dropped):
+        assert {"commplan-control", "commplan-lookout"} < set(before)
+        assert after == []
 
 
 def many_modules_on_a_mesh(here: Rank) -> None:

@@ -196,7 +196,7 @@ def test_what_is_used_is_in_the_fingerprint(path: Path) -> None:
         ("FSDPState._register_root_post_backward_final_callback", "_register_root_post_backward_final_callback"),
         ("FSDPParam.unsharded_grad_data", "unsharded_grad_data"),
         ("is_bw", "_current_graph_task_id"),
-        ("_device_capability", "_device_types"),
+        ("_set_pg_timeout", "_set_default_timeout"),
         ("_set_is_profiler_enabled", "_is_profiler_enabled"),
     ],
 )

@@ -6,6 +6,7 @@ filled with NaN when it is given back.  What a plan or the executor fails to wai
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -81,6 +82,9 @@ class LazyLanes:
 
     def close(self) -> None:
         self._last.clear()
+
+    def let_go(self) -> Sequence[threading.Thread]:
+        return ()
 
     def _pending(self) -> Any:
         seen: set[int] = set()
