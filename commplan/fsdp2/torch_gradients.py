@@ -83,7 +83,11 @@ def has_leftover(group: ParamGroup) -> bool:
     """
     if not group.reduce_grads or group._training_state is not common.TrainingState.POST_BACKWARD:
         return False
-    return any([hasattr(p, "_unsharded_param") and p._unsharded_param.grad is not None for p in group.fsdp_params])
+    # A loop: this is asked of every parameter at the end of each backward.
+    for p in group.fsdp_params:
+        if hasattr(p, "_unsharded_param") and p._unsharded_param.grad is not None:
+            return True
+    return False
 
 
 def shard_numel(group: ParamGroup, position: int, shard_size: int) -> int:

@@ -80,7 +80,9 @@ def test_every_process_ends_with_a_named_error(
             assert "Ranks: " in output, output
 
 
-def test_who_drops_a_model_while_collectives_wait_ends_in_peace(ended: dict[tuple[int, str], dict[int, tuple[int, str]]]) -> None:
+def test_who_drops_a_model_while_collectives_wait_ends_in_peace(
+    ended: dict[tuple[int, str], dict[int, tuple[int, str]]],
+) -> None:
     """Python would abort the process for a thread that is in torch still."""
     for rank, (code, output) in ended[3, "leave"].items():
         # Rank 0 takes the store with it, of which torch may warn.

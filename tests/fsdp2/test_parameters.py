@@ -67,25 +67,33 @@ def held(block: Any) -> list[tuple[bool, bool, int]]:
     return [(isinstance(p, DTensor), p.requires_grad, n) for p, n in zip(parameters, memory, strict=True)]
 
 
+def watch(model: Any, seen: list[Any], whole: list[Any]) -> None:
+    """Note what each block holds in its backward, and its whole weight in forward."""
+
+    def note(block: Block, n: int) -> None:
+        block.first.register_full_backward_pre_hook(lambda layer, grad: seen.append(held(block)))
+        block.first.register_forward_hook(lambda layer, args, out: whole.__setitem__(n, layer.weight))
+
+    for n, block in enumerate(model.b):
+        note(block, n)
+
+
 def what_blocks_hold(here: Rank, schedule: str) -> tuple[list[Any], list[Any]]:
-    """In each block's backward, and after the last: in stock FSDP2, and under a schedule; while what learns changes between forward and backward."""
+    """In each block's backward and after the last one, in stock FSDP2 and under a schedule; what learns changes in between."""
     found: list[list[Any]] = []
     for name in (None, schedule):
         model, seen = sharded(here, nn.Linear), []
         found.append(seen)
         attachment = commplan.attach(model, name) if name is not None else None
-        whole: dict[int, Any] = {}
-        for n, block in enumerate(model.b):
-            block.first.register_full_backward_pre_hook(lambda layer, grad, block=block: seen.append(held(block)))
-            # Whole ones, whose memory is looked at when backward is over.
-            block.first.register_forward_hook(lambda layer, args, out, n=n: whole.update({n: layer.weight}))
+        whole: list[Any] = [None] * NUM_BLOCKS
+        watch(model, seen, whole)
         for learns in (True, False, True):
             loss = loss_of(model)
             for block in model.b:
                 block.second.bias.requires_grad_(learns)
             loss.backward()
             seen.append([held(block) for block in model.b])
-            seen.append([one.untyped_storage().nbytes() for one in whole.values()])
+            seen.append([one.untyped_storage().nbytes() for one in whole])
         if attachment is not None:
             attachment.detach()
     return found[0], found[1]
