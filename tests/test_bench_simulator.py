@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from bench_run import truth, truth_figures
 from bench_run.truth_figures import CALIBRATION, Row, Setting
 
 KNOWN = Setting(180, 400)
+ROUNDS = 2
 HOOKS_S = 0.001
 TABLE = truth_figures.table_of(12, 256, 2, 2)
 
@@ -56,7 +58,16 @@ def ran(schedule: str, setting: Setting) -> dict[str, Any]:
         "end": told.duration_s * 1e3,
         "stats": {"commplan/compute_wait_s": told.compute_wait_s()},
     }
-    return {"median_s": told.duration_s, "peak_bytes": told.peak_bytes, "traces": [trace] * 4}
+    return {"duration_s": told.duration_s, "peak_bytes": told.peak_bytes, "traces": [trace] * ROUNDS}
+
+
+def saw(setting: Setting, schedules: Sequence[str]) -> dict[str, Any]:
+    """What four ranks would say of them."""
+    found = {name: ran(name, setting) for name in schedules}
+    return {
+        "times_s": {name: [[of_one["duration_s"]] * ROUNDS] * 4 for name, of_one in found.items()},
+        "seen": {name: [of_one] * 4 for name, of_one in found.items()},
+    }
 
 
 def slept(simulated: Simulated, setting: Setting) -> list[list[float]]:
@@ -66,12 +77,11 @@ def slept(simulated: Simulated, setting: Setting) -> list[list[float]]:
 
 
 def test_a_profile_is_found_again_and_predicts_every_schedule_in_every_setting() -> None:
-    traces = {name: ran(name, KNOWN)["traces"] for name in CALIBRATION}
-    found = truth_figures.calibrated(traces, TABLE.modules[0], KNOWN)
+    found = truth_figures.calibrated(saw(KNOWN, CALIBRATION), TABLE.modules[0], KNOWN)
     rows: list[Row] = []
     for setting in (KNOWN, Setting(60, 400), Setting(180, 800), Setting(20, 100)):
-        measured = {"schedules": {name: ran(name, setting) for name in library.names()}}
-        rows += truth_figures.compared(measured, truth_figures.moved(found, KNOWN, setting), TABLE, setting)
+        moved = truth_figures.moved(found, KNOWN, setting)
+        rows += truth_figures.compared(saw(setting, library.names()), moved, TABLE, setting)
     figures = truth_figures.figures(rows)
     assert figures["max_error"] < 1e-9
     assert figures["max_exposed_error"] < 1e-9
@@ -84,8 +94,24 @@ def test_a_profile_is_found_again_and_predicts_every_schedule_in_every_setting()
 def test_what_peers_wait_for_one_another_is_no_cost() -> None:
     """In the group of ranks 0 and 1 rank 0 came early to AR_0; in the other nobody waited for AR_1."""
     of_rank = [{"AR_0": 9.0, "AR_1": 2.0}, {"AR_0": 3.0, "AR_1": 2.5}, {"AR_0": 4.0}, {"AR_0": 5.0, "AR_1": 7.0}]
-    assert truth_figures._slowest_s(of_rank, [(0, 1), (2, 3)]) == (4.0 + 2.0) / 2
-    assert truth_figures._slowest_s([{}, {}], [(0, 1)]) == 0
+    assert truth_figures._slowest_s([of_rank], [(0, 1), (2, 3)]) == (4.0 + 2.0) / 2
+    assert truth_figures._slowest_s([of_rank, [{"AR_0": 9.0}] * 4], [(0, 1), (2, 3)]) == 4.0
+    assert truth_figures._slowest_s([[{}, {}]], [(0, 1)]) == 0
+
+
+def test_exposed_time_is_that_of_the_last_rank_the_median_of_the_rounds() -> None:
+    """Of another rank in each round."""
+    ends, waits = ([3.0, 1.0, 1.0], [1.0, 3.0, 9.0]), ([0.4, 9.0, 9.0], [9.0, 0.2, 0.3])
+    seen = [
+        {
+            "peak_bytes": 8,
+            "traces": [{"end": end, "stats": {"commplan/compute_wait_s": wait}} for end, wait in zip(*of_rank, strict=True)],
+        }
+        for of_rank in zip(ends, waits, strict=True)
+    ]
+    measured = {"times_s": {"blocking": [[3.0, 1.0, 1.0], [1.0, 3.0, 9.0]]}, "seen": {"blocking": seen}}
+    (row,) = truth_figures.compared(measured, profile(KNOWN), TABLE, KNOWN)
+    assert (row.measured_s, row.measured_exposed_s) == (3.0, 0.3)
 
 
 def row(schedule: str, measured_s: float, predicted_s: float, **changes: Any) -> Row:

@@ -83,9 +83,9 @@ def has_leftover(group: ParamGroup) -> bool:
     """
     if not group.reduce_grads or group._training_state is not common.TrainingState.POST_BACKWARD:
         return False
-    # A loop: this is asked of every parameter at the end of each backward.
     for p in group.fsdp_params:
-        if hasattr(p, "_unsharded_param") and p._unsharded_param.grad is not None:
+        whole = getattr(p, "_unsharded_param", None)
+        if whole is not None and whole.grad is not None:
             return True
     return False
 

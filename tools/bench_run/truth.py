@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bench_run import truth_figures
 from bench_run.truth_figures import CALIBRATION, Row, Setting
-from bench_run.twohost import measure_work
+from bench_run.twohost import run_work
 from bench_run.twohost_work import MESH, Work
 
 LOGS: Final = Path(__file__).resolve().parents[2] / "runs" / "bench_simulator"
@@ -33,7 +33,7 @@ RATES_MBIT: Final = (400.0, 800.0)
 def add_options(command: argparse.ArgumentParser) -> None:
     """The options of `tools/bench simulator`."""
     told = "backwards of each schedule in each setting, the median counts (%(default)s)"
-    command.add_argument("--rounds", dest="runs", type=int, default=3, metavar="N", help=told)
+    command.add_argument("--rounds", dest="runs", type=int, default=5, metavar="N", help=told)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         RefusedError: not root, or no network namespaces.
         WorkerError: a worker failed, or all fell silent.
     """
-    work = Work(SCHEDULES, COMPUTE_MS, rounds=options.runs, num_best=len(SCHEDULES))
+    work = Work(SCHEDULES, COMPUTE_MS, rounds=options.runs, num_best=len(SCHEDULES), beside=())
     table = truth_figures.table_of(work.num_modules, work.dim, *MESH)
     known = Setting(float(COMPUTE_MS[0]), RATES_MBIT[0])
     rows: list[Row] = []
@@ -52,12 +52,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for rate_mbit in RATES_MBIT:
         print(f"{rate_mbit:g} Mbit/s between hosts", file=sys.stderr)
         timeout_s = work.timeout_s + work.longest_s(rate_mbit)
-        by_rate[rate_mbit] = measure_work(replace(work, timeout_s=timeout_s), rate_mbit, LOGS)
+        by_rate[rate_mbit] = run_work(replace(work, timeout_s=timeout_s), rate_mbit, LOGS)
     for rate_mbit, compute_ms in product(RATES_MBIT, COMPUTE_MS):
-        measured, setting = by_rate[rate_mbit][compute_ms], Setting(float(compute_ms), rate_mbit)
+        saw, setting = by_rate[rate_mbit]["settings"][compute_ms], Setting(float(compute_ms), rate_mbit)
         if profile is None:
-            traces = {name: measured["schedules"][name]["traces"] for name in CALIBRATION}
-            profile = truth_figures.calibrated(traces, table.modules[0], known)
-        rows += truth_figures.compared(measured, truth_figures.moved(profile, known, setting), table, setting)
-    context = {key: by_rate[RATES_MBIT[0]][COMPUTE_MS[0]][key] for key in ("machine", "torch", "rounds")}
-    return truth_figures.figures(rows) | context
+            profile = truth_figures.calibrated(saw, table.modules[0], known)
+        rows += truth_figures.compared(saw, truth_figures.moved(profile, known, setting), table, setting)
+    context = {key: by_rate[RATES_MBIT[0]][key] for key in ("machine", "torch")}
+    return truth_figures.figures(rows) | context | {"rounds": work.rounds}

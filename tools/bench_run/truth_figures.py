@@ -12,6 +12,7 @@ from statistics import mean, median
 from typing import Any, Final
 
 import commplan
+from bench_run.twohost_work import best_schedules, slowest_s
 from commplan.language.modules import Module, ModuleTable, Parameter
 from commplan.language.profiles import Profile
 from commplan.ops import Axis
@@ -25,6 +26,9 @@ MIN_DIFFERENCE: Final = 0.02
 
 Trace = Mapping[str, Any]
 """See `bench_run.twohost_measured.Backward`: one rank's backward, times in milliseconds."""
+
+Saw = Mapping[str, Any]
+"""What all ranks saw in one setting: see `bench_run.twohost_measured.measure`."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +76,14 @@ def table_of(num_modules: int, dim: int, num_replicate: int, num_shard: int) -> 
     return ModuleTable(modules=tuple(Module(name=f"{n}", parameters=(weight,), axes=axes) for n in range(num_modules)))
 
 
-def calibrated(traces: Mapping[str, Sequence[Trace]], module: Module, setting: Setting) -> Profile:
-    """What compute and communication cost, from backwards of the schedules of `CALIBRATION`.
+def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
+    """What compute and communication cost, from all backwards of the schedules of `CALIBRATION`.
 
     Args:
-        traces: schedule -> a trace of each rank, by rank.
         module: each of the modules that ran.
     """
-    reducing, gathering = (traces[name] for name in CALIBRATION)
-    num_ranks, num_shard = len(reducing), module.shard_size
+    reducing, gathering = (_rounds(saw, name) for name in CALIBRATION)
+    num_ranks, num_shard = len(reducing[0]), module.shard_size
     shard_groups = [range(first, first + num_shard) for first in range(0, num_ranks, num_shard)]
     replicate_groups = [range(first, num_ranks, num_shard) for first in range(num_shard)]
     rs_s = _slowest_s(_ops_s(reducing, "RS"), shard_groups)
@@ -88,17 +91,23 @@ def calibrated(traces: Mapping[str, Sequence[Trace]], module: Module, setting: S
     # Both are issued in one hook, one after the other.
     issue_s = median(
         (issued - trace["ops"][op.replace("AR", "RS")][0]) / 1e3
-        for trace in gathering
+        for of_round in gathering
+        for trace in of_round
         for op, (issued, _, _) in trace["ops"].items()
         if op.startswith("AR")
     )
     # Between two modules each rank issues an all-gather, a reduce-scatter and an all-reduce; what is left are hooks.
     hooks_s = max(0.0, median(_gaps_s(gathering, setting)) - 3 * issue_s)
     # In root the others are applied while the last all-reduce is under way.
-    apply_s = median((trace["end"] - max(end for _, _, end in trace["ops"].values())) / 1e3 for trace in gathering)
+    apply_s = median(
+        (trace["end"] - max(end for _, _, end in trace["ops"].values())) / 1e3 for of_round in gathering for trace in of_round
+    )
     # Where FSDP2 gathers, it waits and copies there.
     fsdp2_s = max(0.0, median(_gaps_s(reducing, setting)) - hooks_s - 2 * issue_s)
-    waits_s = [{of: (end - begin) / 1e3 for of, (begin, end) in trace["gathers"].items()} for trace in reducing]
+    waits_s = [
+        [{of: (end - begin) / 1e3 for of, (begin, end) in trace["gathers"].items()} for trace in of_round]
+        for of_round in reducing
+    ]
     waited_s = min(fsdp2_s, _slowest_s(waits_s, shard_groups))
     return Profile.model_validate(
         {
@@ -132,29 +141,26 @@ def moved(profile: Profile, known: Setting, setting: Setting) -> Profile:
     return Profile.model_validate(data | {"name": f"two hosts, {setting}"})
 
 
-def compared(measured: Mapping[str, Any], profile: Profile, table: ModuleTable, setting: Setting) -> list[Row]:
-    """Every schedule that was measured in a setting, and what is predicted of it.
-
-    Args:
-        measured: the figures of one setting of `tools/bench twohost`.
-    """
+def compared(saw: Saw, profile: Profile, table: ModuleTable, setting: Setting) -> list[Row]:
+    """Every schedule that was measured in a setting, the fastest first, and what is predicted of it."""
     rows = []
-    for name, found in measured["schedules"].items():
+    taken_s = slowest_s(saw["times_s"])
+    for name in best_schedules(saw["times_s"]):
         plan = commplan.compile(name, table)
         told = report(simulate(plan, costs(plan, profile)))
         # Pairs of ranks share the link unevenly, and those that got more of it are over sooner, or wait for the others where
         # parameters are gathered. The time is that of the last.
-        last = max(found["traces"], key=itemgetter("end"))
+        last = [max(of_round, key=itemgetter("end")) for of_round in _rounds(saw, name)]
         rows.append(
             Row(
                 str(setting),
                 name,
                 name in CALIBRATION,
-                found["median_s"],
+                median(taken_s[name]),
                 told.duration_s,
-                last["stats"]["commplan/compute_wait_s"],
+                median(trace["stats"]["commplan/compute_wait_s"] for trace in last),
                 told.compute_wait_s(),
-                found["peak_bytes"],
+                max(of_rank["peak_bytes"] for of_rank in saw["seen"][name]),
                 told.peak_bytes,
             )
         )
@@ -217,22 +223,38 @@ def _speed(size_bytes: int, seconds: float) -> dict[str, float]:
     return {"bytes_per_s": size_bytes / seconds} if seconds > 0 else {"bytes_per_s": 1e18}
 
 
-def _ops_s(traces: Sequence[Trace], kind: str) -> list[dict[str, float]]:
-    """Seconds of each collective of this kind, on each rank."""
-    return [{op: (end - begin) / 1e3 for op, (_, begin, end) in t["ops"].items() if op.startswith(f"{kind}_")} for t in traces]
+def _rounds(saw: Saw, schedule: str) -> Sequence[Sequence[Trace]]:
+    """The traces of a schedule: round -> rank -> trace."""
+    return list(zip(*(of_rank["traces"] for of_rank in saw["seen"][schedule]), strict=True))
 
 
-def _slowest_s(of_rank: Sequence[Mapping[str, float]], groups: Sequence[Sequence[int]]) -> float:
+def _ops_s(rounds: Sequence[Sequence[Trace]], kind: str) -> list[list[dict[str, float]]]:
+    """Seconds of each collective of this kind, in each round, on each rank."""
+
+    def of_kind(trace: Trace) -> dict[str, float]:
+        return {op: (end - begin) / 1e3 for op, (_, begin, end) in trace["ops"].items() if op.startswith(f"{kind}_")}
+
+    return [list(map(of_kind, of_round)) for of_round in rounds]
+
+
+def _slowest_s(rounds: Sequence[Sequence[Mapping[str, float]]], groups: Sequence[Sequence[int]]) -> float:
     """What a collective takes, of several: in each group of ranks what the last to come saw, nothing if it did not wait, and of
     groups the slowest.
+
+    Args:
+        rounds: round -> rank -> seconds of each of them.
     """
-    ops = dict.fromkeys(op for ops in of_rank for op in ops)
-    took_s = [max(min(of_rank[rank].get(op, 0.0) for rank in group) for group in groups) for op in ops]
+    took_s = [
+        max(min(of_rank[rank].get(op, 0.0) for rank in group) for group in groups)
+        for of_rank in rounds
+        for op in dict.fromkeys(op for ops in of_rank for op in ops)
+    ]
     return median(took_s) if took_s else 0.0
 
 
-def _gaps_s(traces: Sequence[Trace], setting: Setting) -> list[float]:
+def _gaps_s(rounds: Sequence[Sequence[Trace]], setting: Setting) -> list[float]:
     """Seconds from the begin of one module's compute to that of the next one, less those that it should take: a sleep takes a
     little longer.
     """
+    traces = [trace for of_round in rounds for trace in of_round]
     return [(then[0] - now[0] - setting.compute_ms) / 1e3 for trace in traces for now, then in pairwise(trace["compute"])]

@@ -15,7 +15,7 @@ from typing import Any, Final
 from bench_run import truth_figures
 from bench_run.refusal import RefusedError
 from bench_run.truth_figures import CALIBRATION, Setting
-from bench_run.twohost import measure_work
+from bench_run.twohost import measure_work, run_work
 from bench_run.twohost_work import MESH, Work
 from commplan.language.modules import DEFAULT_SHAPE, ModuleTable
 from commplan.language.profiles import Profile
@@ -113,11 +113,10 @@ def _row(num_modules: int, of: Profile) -> dict[str, Any]:
 def _on_two_hosts(rounds: int) -> dict[str, Any]:
     """Calibrate, tune, and measure what was found beside the best of the library."""
     setting = Setting(float(COMPUTE_MS), RATE_MBIT)
-    calibration = Work(CALIBRATION, (COMPUTE_MS,), rounds=3)
-    measured = measure_work(calibration, RATE_MBIT, LOGS)[COMPUTE_MS]
-    traces = {name: measured["schedules"][name]["traces"] for name in CALIBRATION}
+    calibration = Work(CALIBRATION, (COMPUTE_MS,), rounds=5, beside=())
+    saw = run_work(calibration, RATE_MBIT, LOGS)["settings"][COMPUTE_MS]
     table = truth_figures.table_of(calibration.num_modules, calibration.dim, *MESH)
-    search = Search(Goal(table, truth_figures.calibrated(traces, table.modules[0], setting)))
+    search = Search(Goal(table, truth_figures.calibrated(saw, table.modules[0], setting)))
     best, library = search.best(), search.library_ranking()[0].simulated.plan.schedule
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "tuned.yaml")

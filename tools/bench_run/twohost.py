@@ -83,7 +83,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_work(work: Work, rate_mbit: float, logs: Path) -> dict[str, Any]:
-    """Milliseconds of compute a module, or "real" -> figures.
+    """Milliseconds of compute a module, or "real" -> figures. See `run_work`."""
+    result = run_work(work, rate_mbit, logs)
+    context = {"link": result["link"], "rounds": work.rounds, "machine": result["machine"], "torch": result["torch"]}
+    return {setting: _with_context(work, found, result["left_out"], context) for setting, found in result["settings"].items()}
+
+
+def run_work(work: Work, rate_mbit: float, logs: Path) -> dict[str, Any]:
+    """What the ranks saw, with the machine and the link.
 
     Args:
         rate_mbit: of the link between the hosts, each way.
@@ -106,17 +113,17 @@ def measure_work(work: Work, rate_mbit: float, logs: Path) -> dict[str, Any]:
         watch(commands, logs, _told, _SILENCE_S + 2 * work.longest_s(rate_mbit), INTERFACE)
         result = json.loads(result_path.read_text(encoding="utf-8"))
         link = _link(hosts, rate_mbit)
-    return {setting: _with_context(work, found, result, link) for setting, found in result["settings"].items()}
+    machine = {"cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
+    return {**result, "link": link, "machine": machine}
 
 
-def _with_context(work: Work, found: Mapping[str, Any], result: Mapping[str, Any], link: Mapping[str, Any]) -> dict[str, Any]:
-    of_setting = figures(found, result["left_out"], work.num_modules)
+def _with_context(
+    work: Work, found: Mapping[str, Any], left_out: Mapping[str, str], context: Mapping[str, Any]
+) -> dict[str, Any]:
+    of_setting = {**figures(found, left_out, work.num_modules), **context}
     # A rank sends as much of an all-reduce of two as the tensor holds.
     sent_bytes = work.num_modules * of_setting["module_numel"] * 4
-    of_setting["link"] = {**link, "payload_mbit": sent_bytes * 8 / of_setting["ar_s"] / 1e6}
-    of_setting["rounds"] = work.rounds
-    of_setting["machine"] = {"cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
-    of_setting["torch"] = result["torch"]
+    of_setting["link"] = {**context["link"], "payload_mbit": sent_bytes * 8 / of_setting["ar_s"] / 1e6}
     return of_setting
 
 

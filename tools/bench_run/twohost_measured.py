@@ -131,7 +131,7 @@ class Backward:
 
     def seen(self, at: int) -> dict[str, Any]:
         """See `Measured`."""
-        found: dict[str, Any] = {"trace": self._traces[at]}
+        found: dict[str, Any] = {"trace": self._traces[at], "traces": self._traces}
         if self._reference is not None:
             found["difference"] = self._difference
         if self._attachment is not None:

@@ -37,6 +37,7 @@ class Work:
         rounds: in each, everything is measured once; the first round, a warm-up, is not among them.
         timeout_s: how long a collective may take.
         num_best: schedules, the fastest ones of the setting before, that take part in every setting but the first.
+        beside: what is measured in turn with the schedules.
     """
 
     schedules: tuple[str, ...]
@@ -46,6 +47,7 @@ class Work:
     rounds: int = 5
     timeout_s: float = 60.0
     num_best: int = NUM_BEST
+    beside: tuple[str, ...] = NOT_SCHEDULES
 
     def longest_s(self, rate_mbit: float) -> float:
         """About the seconds of a backward in which nothing overlaps, over a link of `rate_mbit`."""
@@ -60,7 +62,7 @@ class Work:
     def load(cls, path: Path) -> Work:
         """Read what `save` wrote."""
         fields = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**{**fields, "schedules": tuple(fields["schedules"]), "settings": tuple(fields["settings"])})
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
 
 
 Times = Mapping[str, Sequence[Sequence[float]]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
@@ -97,10 +97,9 @@ class _Field:
             self._backwards.append(Backward(name, model, self._x, self._reference, attachment))
         return left_out
 
-    def measured(self, schedules: Sequence[str]) -> list[Measured]:
-        """Stock FSDP2, `schedules`, and everything alone."""
-        names = {*work_.NOT_SCHEDULES, *schedules}
-        return [*(one for one in self._backwards if one.name in names), *self._collectives]
+    def measured(self, names: Collection[str]) -> list[Measured]:
+        """What has one of these names: stock FSDP2, schedules, things alone."""
+        return [one for one in (*self._backwards, *self._collectives) if one.name in names]
 
     def set_compute(self, setting: str) -> None:
         """Let the backward of each module sleep as long as `setting` says."""
@@ -150,7 +149,7 @@ def _run(work: Work, mesh: DeviceMesh, tell: Tell) -> dict[str, Any]:
                 field = _Field(work, setting, mesh, attachments)
                 left_out |= field.attach(names, tell)
             field.set_compute(setting)
-            measured = field.measured([name for name in names if name not in left_out])
+            measured = field.measured({*work.beside, *names}.difference(left_out))
             settings[setting] = {**measure(measured, work.rounds, _of(setting, tell)), "module_numel": field.module_numel}
             names = best_schedules(settings[setting]["times_s"])[: work.num_best]
     return {"settings": settings, "left_out": left_out, "torch": torch.__version__}
