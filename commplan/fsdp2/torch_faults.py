@@ -169,7 +169,8 @@ def _limited(group: dist.ProcessGroup, limit: timedelta) -> Iterator[None]:
     """What begins inside on a gloo group may take so long, if the group has no shorter limit."""
     backend: Any = group._get_backend(torch.device("cpu"))
     is_gloo = dist.is_gloo_available() and isinstance(backend, dist.distributed_c10d.ProcessGroupGloo)
-    if not is_gloo or (before := backend.options._timeout) <= limit:
+    before = getattr(backend.options, "_timeout", None) if is_gloo and hasattr(backend, "_set_default_timeout") else None
+    if not isinstance(before, timedelta) or before <= limit:
         yield
         return
     backend._set_default_timeout(limit)
