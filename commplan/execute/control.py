@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -112,13 +113,13 @@ class Control:
 
     def close(self) -> None:
         """End the thread. One that hangs in an exchange is left behind; it is a daemon and touches nothing any more."""
-        self.let_go().join(timeout=END_S)
+        self.let_go()()
 
-    def let_go(self) -> threading.Thread:
-        """Let the thread end by itself; see `Lanes.let_go`."""
+    def let_go(self) -> Callable[[], object]:
+        """Let the thread end by itself, and what waits for that; see `Lanes.let_go`."""
         self._is_closing = True
         self._queue.put(None)
-        return self._thread
+        return partial(self._thread.join, END_S)
 
     def _serve(self) -> None:
         while (check := self._queue.get()) is not None:

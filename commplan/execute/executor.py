@@ -235,6 +235,9 @@ class Executor:
     def end_threads(self) -> None:
         """End what runs beside the calling thread, whatever it waits for; nothing can run any more."""
         self._unattended.detach()
+        if self._control is not None:
+            # First, since a worker may wait for what ranks agree on.
+            self._control.let_go()
         self._lanes.close()
         if self._control is not None:
             self._control.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -95,13 +94,13 @@ class Lanes(Protocol):
     def close(self) -> None:
         """End the lanes; queued tasks are dropped."""
 
-    def let_go(self) -> Sequence[threading.Thread]:
+    def let_go(self) -> Sequence[Callable[[], object]]:
         """Nobody uses the lanes any more: let their threads end, without waiting.
 
         May be called in the midst of anything, by Python's collector: so it takes no lock.
 
         Returns:
-            Threads that take a while.
+            What waits for them to end, a short time each.
         """
 
 

@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch.distributed.distributed_c10d import Store
 
@@ -110,15 +111,13 @@ class Lookout:
 
     def close(self) -> None:
         """End the thread."""
-        threads = self.let_go()
-        self._awake.set()
-        for thread in threads:
-            thread.join(timeout=PATIENCE_S)
+        for join in self.let_go():
+            join()
 
-    def let_go(self) -> Sequence[threading.Thread]:
+    def let_go(self) -> Sequence[Callable[[], object]]:
         """Let the thread end by itself; see `Lanes.let_go`."""
         self._is_closing = True
-        return [self._thread] if self._thread is not None else []
+        return [partial(_wake_and_join, self._awake, self._thread)] if self._thread is not None else []
 
     # On the thread.
 
@@ -182,3 +181,8 @@ class Lookout:
             ranks_at[text].append(rank)
             age_of[text] = max(age_of[text], age_s)
         return "; ".join(f"{listed(ranks)} {text} ({age_of[text]:.0f} s ago)" for text, ranks in ranks_at.items())
+
+
+def _wake_and_join(awake: threading.Event, thread: threading.Thread) -> None:
+    awake.set()
+    thread.join(PATIENCE_S)

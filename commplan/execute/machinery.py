@@ -10,7 +10,6 @@ from commplan.execute.lanes import Lanes
 from commplan.execute.lookout import Lookout
 from commplan.execute.memory import Memory
 from commplan.execute.ranges import Range, no_range
-from commplan.execute.waiting import END_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,11 @@ class Machinery:
 
     def let_go(self) -> None:
         """Nobody uses this any more, and nobody ended it: let its threads end. See `Lanes.let_go`."""
-        threads = [*self.lanes.let_go()]
+        joins = [*self.lanes.let_go()]
         if self.control is not None:
-            threads.append(self.control.let_go())
+            joins.append(self.control.let_go())
         if self.lookout is not None:
-            threads += self.lookout.let_go()
-        for thread in threads:
-            # One that is in torch still when Python ends would abort the process.
-            atexit.register(thread.join, END_S)
+            joins += self.lookout.let_go()
+        for join in joins:
+            # A thread that is in torch still when Python ends would abort the process.
+            atexit.register(join)

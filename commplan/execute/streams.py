@@ -12,9 +12,8 @@ stream) are joined to home on their way in, and wait for it on their way out.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,7 +202,7 @@ class StreamLanes:
         self._watchdog.close()
         self._tails.clear()
 
-    def let_go(self) -> Sequence[threading.Thread]:
+    def let_go(self) -> Sequence[Callable[[], object]]:
         """See `Lanes`."""
         return self._watchdog.let_go()
 

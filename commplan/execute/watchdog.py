@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -98,16 +99,13 @@ class Watchdog:
 
     def close(self) -> None:
         """End the thread. One that hangs in the device's driver is left behind."""
-        self.let_go()
-        self._ending.set()
-        self._busy.set()
-        if self._thread is not None:
-            self._thread.join(timeout=GRACE_S)
+        for join in self.let_go():
+            join()
 
-    def let_go(self) -> Sequence[threading.Thread]:
+    def let_go(self) -> Sequence[Callable[[], object]]:
         """Let the thread end by itself; see `Lanes.let_go`."""
         self._is_ending = True
-        return [self._thread] if self._thread is not None else []
+        return [partial(_wake_and_join, (self._ending, self._busy), self._thread)] if self._thread is not None else []
 
     def _run(self) -> None:
         self._enter()
@@ -157,3 +155,9 @@ class Watchdog:
                 self._abort(group)
             except Exception:
                 logger.exception("a process group could not be aborted; work that waits for it on the device may never end")
+
+
+def _wake_and_join(asleep: Sequence[threading.Event], thread: threading.Thread) -> None:
+    for event in asleep:
+        event.set()
+    thread.join(GRACE_S)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 from commplan.execute.lanes import Task, Token, failure_of, timeout_error
 from commplan.execute.waiting import END_S, wait_in_slices
@@ -160,16 +161,16 @@ class WorkerLanes:
 
     def close(self) -> None:
         """See `Lanes`. A worker that hangs in a collective is left behind; it is a daemon and touches nothing any more."""
-        for thread in self.let_go():
-            thread.join(timeout=END_S)
+        for join in self.let_go():
+            join()
 
-    def let_go(self) -> Sequence[threading.Thread]:
+    def let_go(self) -> Sequence[Callable[[], object]]:
         """See `Lanes`."""
         self._closing = True
         workers = list(self._workers.values())
         for worker in workers:
             worker.ready.put(None)
-        return [worker.thread for worker in workers if worker.thread is not None]
+        return [partial(worker.thread.join, END_S) for worker in workers if worker.thread is not None]
 
     def fail(self, error: Exception) -> None:
         """See `Lanes`."""

@@ -167,7 +167,11 @@ class _WatchedAllGather:
 @contextlib.contextmanager
 def _limited(group: dist.ProcessGroup, limit: timedelta) -> Iterator[None]:
     """What begins inside on a gloo group may take so long, if the group has no shorter limit."""
-    backend: Any = group._get_backend(torch.device("cpu"))
+    try:
+        backend: Any = group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        # A group that is written in Python has none.
+        backend = None
     is_gloo = dist.is_gloo_available() and isinstance(backend, dist.distributed_c10d.ProcessGroupGloo)
     before = getattr(backend.options, "_timeout", None) if is_gloo and hasattr(backend, "_set_default_timeout") else None
     if not isinstance(before, timedelta) or before <= limit:

@@ -142,8 +142,13 @@ class Parameters:
         num_ranks = self._group._all_gather_process_group.size()
         # Under versions of their own: autograd must not take what arrives for a change of what forward saved.
         self._rows = [output.data.view(num_ranks, -1) for output in self._outputs]
-        self._holders = _holders(params)
+        self._holders = _holders(params) if self._is_plain() else []
         return True
+
+    def _is_plain(self) -> bool:
+        """Whether nobody put a method of his own on these objects that FSDP2 would call."""
+        names = "reshard", "_to_sharded", "_to_unsharded", "to_sharded", "to_unsharded"
+        return not any(name in vars(owner) for owner in (self._group, *self._group.fsdp_params) for name in names)
 
     def _set_by_fsdp2(self, gathered: torch.Tensor, process_group: dist.ProcessGroup) -> None:
         params = self._group.fsdp_params

@@ -149,6 +149,19 @@ def test_a_collective_that_never_ends_is_named_and_its_groups_aborted() -> None:
     lanes.close()
 
 
+def test_the_thread_of_lanes_that_are_let_go_ends_and_nobody_wakes_it(device: FakeModule) -> None:
+    lanes = lanes_of(device)
+    with lanes.compute():
+        lanes.submit("shard", task(), [])
+        lanes.drain()
+    (join,) = lanes.let_go()
+    deadline_s = time.monotonic() + PATIENCE_S
+    while [t for t in threading.enumerate() if t.name == "commplan-watchdog"]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    join()
+
+
 def test_an_op_whose_predecessors_run_is_not_blamed() -> None:
     """The first of a chain is, not the second, though both take as long."""
     device = FakeModule(Pace.LATE)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import commplan
+from commplan.fsdp2 import torch_private
 from tests.worlds import models
 from tests.worlds.world import Rank, Worlds
 
@@ -107,6 +111,26 @@ def test_modules_hold_what_they_hold_in_fsdp2(worlds: Worlds, schedule: str) -> 
         assert [any(is_shard for is_shard, _, _ in block) for block in of_backward] == [False] * NUM_BLOCKS
         assert all(is_shard for block in after for is_shard, _, _ in block)
         assert memory == [0] * NUM_BLOCKS
+
+
+def calls_of_a_users_own(here: Rank, schedule: str) -> int:
+    """How often a backward reshards by a method that a user put on each group."""
+    model, called = sharded(here, nn.Linear), []
+    with commplan.attach(model, schedule), contextlib.ExitStack() as stack:
+        for block in model.b:
+            for group in torch_private.groups(torch_private.state_of(block)):
+                original = group.reshard
+                own = functools.partial(lambda original: (called.append(None), original()), original)
+                stack.enter_context(patch.object(group, "reshard", own))
+        loss = loss_of(model)
+        called.clear()
+        loss.backward()
+    return len(called)
+
+
+@pytest.mark.parametrize("schedule", ["overlapped_allreduce", "prefetch_overlap"])
+def test_a_method_that_a_user_put_in_place_is_called(worlds: Worlds, schedule: str) -> None:
+    assert worlds.of(4).run(calls_of_a_users_own, schedule=schedule) == [NUM_BLOCKS] * 4
 
 
 def what_is_set(here: Rank, schedule: str) -> tuple[list[Any], list[Any]]:

@@ -6,9 +6,8 @@ filled with NaN when it is given back.  What a plan or the executor fails to wai
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -83,7 +82,7 @@ class LazyLanes:
     def close(self) -> None:
         self._last.clear()
 
-    def let_go(self) -> Sequence[threading.Thread]:
+    def let_go(self) -> Sequence[Callable[[], object]]:
         return ()
 
     def _pending(self) -> Any:

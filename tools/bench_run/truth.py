@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench_run import truth_figures
+from bench_run.refusal import RefusedError
 from bench_run.truth_figures import CALIBRATION, Row, Setting
 from bench_run.twohost import run_work
 from bench_run.twohost_work import MESH, Work
@@ -40,7 +41,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Rows and errors; see `truth_figures.figures`.
 
     Raises:
-        RefusedError: not root, or no network namespaces.
+        RefusedError: not root, no network namespaces, or a schedule can't be attached.
         WorkerError: a worker failed, or all fell silent.
     """
     work = Work(SCHEDULES, COMPUTE_MS, rounds=options.runs, num_best=len(SCHEDULES), beside=())
@@ -53,6 +54,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         print(f"{rate_mbit:g} Mbit/s between hosts", file=sys.stderr)
         timeout_s = work.timeout_s + work.longest_s(rate_mbit)
         by_rate[rate_mbit] = run_work(replace(work, timeout_s=timeout_s), rate_mbit, LOGS)
+        if left_out := by_rate[rate_mbit]["left_out"]:
+            raise RefusedError("; ".join(f"{name} can't be attached: {why}" for name, why in left_out.items()))
     for rate_mbit, compute_ms in product(RATES_MBIT, COMPUTE_MS):
         saw, setting = by_rate[rate_mbit]["settings"][compute_ms], Setting(float(compute_ms), rate_mbit)
         if profile is None:

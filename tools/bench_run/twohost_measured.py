@@ -49,7 +49,7 @@ class Measured(Protocol):
 
 
 class Reference:
-    """The gradients of stock FSDP2, which all others are compared with."""
+    """The gradients of what is measured first, stock FSDP2 if it takes part, which all others are compared with."""
 
     def __init__(self) -> None:
         self.gradients: list[torch.Tensor] = []
@@ -210,6 +210,8 @@ def measure(measured: Sequence[Measured], rounds: int, tell: Callable[[dict[str,
         on every rank.
     """
     own: dict[str, list[float]] = {one.name: [] for one in measured}
+    if not measured:
+        return {"times_s": {}, "seen": {}}
     for turn in range(-1, rounds):
         tell({"round": turn + 1, "of": rounds})
         first = max(turn, 0) % len(measured)
