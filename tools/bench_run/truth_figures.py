@@ -79,6 +79,8 @@ def table_of(num_modules: int, dim: int, num_replicate: int, num_shard: int) -> 
 def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
     """What compute and communication cost, from all backwards of the schedules of `CALIBRATION`.
 
+    Means, since a backward takes the sum of what its modules take.
+
     Args:
         module: each of the modules that ran.
     """
@@ -89,7 +91,7 @@ def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
     rs_s = _slowest_s(_ops_s(reducing, "RS"), shard_groups)
     ar_s = _slowest_s(_ops_s(reducing, "AR"), replicate_groups)
     # Both are issued in one hook, one after the other.
-    issue_s = median(
+    issue_s = mean(
         (issued - trace["ops"][op.replace("AR", "RS")][0]) / 1e3
         for of_round in gathering
         for trace in of_round
@@ -97,18 +99,17 @@ def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
         if op.startswith("AR")
     )
     # Between two modules each rank issues an all-gather, a reduce-scatter and an all-reduce; what is left are hooks.
-    hooks_s = max(0.0, median(_gaps_s(gathering, setting)) - 3 * issue_s)
+    hooks_s = max(0.0, mean(_gaps_s(gathering, setting)) - 3 * issue_s)
     # In root the others are applied while the last all-reduce is under way.
-    apply_s = median(
+    apply_s = mean(
         (trace["end"] - max(end for _, _, end in trace["ops"].values())) / 1e3 for of_round in gathering for trace in of_round
     )
-    # Where FSDP2 gathers, it waits and copies there.
-    fsdp2_s = max(0.0, median(_gaps_s(reducing, setting)) - hooks_s - 2 * issue_s)
+    # Where FSDP2 gathers, it waits and copies there; it waits for peers that come later, too.
+    fsdp2_s = max(0.0, mean(_gaps_s(reducing, setting)) - hooks_s - 2 * issue_s)
     waits_s = [
-        [{of: (end - begin) / 1e3 for of, (begin, end) in trace["gathers"].items()} for trace in of_round]
-        for of_round in reducing
+        (end - begin) / 1e3 for of_round in reducing for trace in of_round for begin, end in trace["gathers"].values()
     ]
-    waited_s = min(fsdp2_s, _slowest_s(waits_s, shard_groups))
+    waited_s = min(fsdp2_s, mean(waits_s) if waits_s else 0.0)
     return Profile.model_validate(
         {
             "name": f"two hosts, {setting}",
@@ -249,12 +250,14 @@ def _slowest_s(rounds: Sequence[Sequence[Mapping[str, float]]], groups: Sequence
         for of_rank in rounds
         for op in dict.fromkeys(op for ops in of_rank for op in ops)
     ]
-    return median(took_s) if took_s else 0.0
+    return mean(took_s) if took_s else 0.0
 
 
 def _gaps_s(rounds: Sequence[Sequence[Trace]], setting: Setting) -> list[float]:
     """Seconds from the begin of one module's compute to that of the next one, less those that it should take: a sleep takes a
-    little longer.
+    little longer. Before the last one nothing is gathered ahead.
     """
     traces = [trace for of_round in rounds for trace in of_round]
-    return [(then[0] - now[0] - setting.compute_ms) / 1e3 for trace in traces for now, then in pairwise(trace["compute"])]
+    return [
+        (then[0] - now[0] - setting.compute_ms) / 1e3 for trace in traces for now, then in pairwise(trace["compute"][:-1])
+    ]
