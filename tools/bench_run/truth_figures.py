@@ -79,37 +79,19 @@ def table_of(num_modules: int, dim: int, num_replicate: int, num_shard: int) -> 
 def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
     """What compute and communication cost, from all backwards of the schedules of `CALIBRATION`.
 
-    Means, since a backward takes the sum of what its modules take.
+    Of one backward means, since it takes the sum of what its modules take; of several the median, as of what is measured.
 
     Args:
         module: each of the modules that ran.
     """
     reducing, gathering = (_rounds(saw, name) for name in CALIBRATION)
-    num_ranks, num_shard = len(reducing[0]), module.shard_size
-    shard_groups = [range(first, first + num_shard) for first in range(0, num_ranks, num_shard)]
-    replicate_groups = [range(first, num_ranks, num_shard) for first in range(num_shard)]
-    rs_s = _slowest_s(_ops_s(reducing, "RS"), shard_groups)
-    ar_s = _slowest_s(_ops_s(reducing, "AR"), replicate_groups)
-    # Both are issued in one hook, one after the other.
-    issue_s = mean(
-        (issued - trace["ops"][op.replace("AR", "RS")][0]) / 1e3
-        for of_round in gathering
-        for trace in of_round
-        for op, (issued, _, _) in trace["ops"].items()
-        if op.startswith("AR")
-    )
+    of_rounds = [_means_s(*of_round, module.shard_size, setting) for of_round in zip(reducing, gathering, strict=True)]
+    took_s = {name: median(of_round[name] for of_round in of_rounds) for name in of_rounds[0]}
+    issue_s = took_s["issue"]
     # Between two modules each rank issues an all-gather, a reduce-scatter and an all-reduce; what is left are hooks.
-    hooks_s = max(0.0, mean(_gaps_s(gathering, setting)) - 3 * issue_s)
-    # In root the others are applied while the last all-reduce is under way.
-    apply_s = mean(
-        (trace["end"] - max(end for _, _, end in trace["ops"].values())) / 1e3 for of_round in gathering for trace in of_round
-    )
-    # Where FSDP2 gathers, it waits and copies there; it waits for peers that come later, too.
-    fsdp2_s = max(0.0, mean(_gaps_s(reducing, setting)) - hooks_s - 2 * issue_s)
-    waits_s = [
-        (end - begin) / 1e3 for of_round in reducing for trace in of_round for begin, end in trace["gathers"].values()
-    ]
-    waited_s = min(fsdp2_s, mean(waits_s) if waits_s else 0.0)
+    hooks_s = max(0.0, took_s["between_gathering"] - 3 * issue_s)
+    # Where FSDP2 gathers, it copies there, and waits, for peers that come later, too.
+    copies_s = max(0.0, took_s["between_reducing"] - hooks_s - 2 * issue_s)
     return Profile.model_validate(
         {
             "name": f"two hosts, {setting}",
@@ -118,20 +100,47 @@ def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
             "axes": {
                 Axis.SHARD: {
                     "link": "host",
-                    "all_gather": _speed(module.gathered_bytes, _slowest_s(_ops_s(gathering, "AG"), shard_groups)),
-                    "reduce_scatter": _speed(module.reduced_bytes, rs_s),
-                    "fsdp2_all_gather": _speed(module.gathered_bytes, waited_s),
+                    "all_gather": _speed(module.gathered_bytes, took_s["all_gather"]),
+                    "reduce_scatter": _speed(module.reduced_bytes, took_s["reduce_scatter"]),
+                    "fsdp2_all_gather": _speed(module.gathered_bytes, took_s["fsdp2_all_gather"]),
                 },
-                Axis.REPLICATE: {"link": "network", "all_reduce": _speed(module.shard_bytes, ar_s)},
+                Axis.REPLICATE: {"link": "network", "all_reduce": _speed(module.shard_bytes, took_s["all_reduce"])},
             },
             "host": {
                 "issue_s": issue_s,
-                "apply_s": apply_s,
-                "fsdp2_copy_bytes_per_s": _speed(module.gathered_bytes, fsdp2_s - waited_s)["bytes_per_s"],
+                "apply_s": took_s["apply"],
+                "fsdp2_copy_bytes_per_s": _speed(module.gathered_bytes, copies_s)["bytes_per_s"],
             },
             "fsdp2_gathers": "blocking",
         }
     )
+
+
+def _means_s(reducing: Sequence[Trace], gathering: Sequence[Trace], num_shard: int, setting: Setting) -> dict[str, float]:
+    """Seconds, by what takes them, in one backward of each schedule of `CALIBRATION`; traces by rank."""
+    num_ranks = len(reducing)
+    shard_groups = [range(first, first + num_shard) for first in range(0, num_ranks, num_shard)]
+    replicate_groups = [range(first, num_ranks, num_shard) for first in range(num_shard)]
+    # Both are issued in one hook, one after the other.
+    issues_ms = [
+        issued - trace["ops"][op.replace("AR", "RS")][0]
+        for trace in gathering
+        for op, (issued, _, _) in trace["ops"].items()
+        if op.startswith("AR")
+    ]
+    # In root the others are applied while the last all-reduce is under way.
+    applies_ms = [trace["end"] - max(end for _, _, end in trace["ops"].values()) for trace in gathering]
+    waits_ms = [end - begin for trace in reducing for begin, end in trace["gathers"].values()]
+    return {
+        "issue": mean(issues_ms) / 1e3,
+        "apply": mean(applies_ms) / 1e3,
+        "fsdp2_all_gather": mean(waits_ms) / 1e3 if waits_ms else 0.0,
+        "between_gathering": mean(_gaps_s(gathering, setting)),
+        "between_reducing": mean(_gaps_s(reducing, setting)),
+        "all_gather": _slowest_s(_ops_s(gathering, "AG"), shard_groups),
+        "reduce_scatter": _slowest_s(_ops_s(reducing, "RS"), shard_groups),
+        "all_reduce": _slowest_s(_ops_s(reducing, "AR"), replicate_groups),
+    }
 
 
 def moved(profile: Profile, known: Setting, setting: Setting) -> Profile:
@@ -229,35 +238,31 @@ def _rounds(saw: Saw, schedule: str) -> Sequence[Sequence[Trace]]:
     return list(zip(*(of_rank["traces"] for of_rank in saw["seen"][schedule]), strict=True))
 
 
-def _ops_s(rounds: Sequence[Sequence[Trace]], kind: str) -> list[list[dict[str, float]]]:
-    """Seconds of each collective of this kind, in each round, on each rank."""
-
-    def of_kind(trace: Trace) -> dict[str, float]:
-        return {op: (end - begin) / 1e3 for op, (_, begin, end) in trace["ops"].items() if op.startswith(f"{kind}_")}
-
-    return [list(map(of_kind, of_round)) for of_round in rounds]
+def _ops_s(traces: Sequence[Trace], kind: str) -> list[dict[str, float]]:
+    """Seconds of each collective of this kind, on each rank."""
+    return [{op: (end - begin) / 1e3 for op, (_, begin, end) in t["ops"].items() if op.startswith(f"{kind}_")} for t in traces]
 
 
-def _slowest_s(rounds: Sequence[Sequence[Mapping[str, float]]], groups: Sequence[Sequence[int]]) -> float:
+def _slowest_s(of_rank: Sequence[Mapping[str, float]], groups: Sequence[Sequence[int]]) -> float:
     """What a collective takes, of several: in each group of ranks what the last to come saw, nothing if it did not wait, and of
     groups the slowest.
-
-    Args:
-        rounds: round -> rank -> seconds of each of them.
     """
-    took_s = [
-        max(min(of_rank[rank].get(op, 0.0) for rank in group) for group in groups)
-        for of_rank in rounds
-        for op in dict.fromkeys(op for ops in of_rank for op in ops)
-    ]
+    ops = dict.fromkeys(op for ops in of_rank for op in ops)
+    took_s = [max(min(of_rank[rank].get(op, 0.0) for rank in group) for group in groups) for op in ops]
     return mean(took_s) if took_s else 0.0
 
 
-def _gaps_s(rounds: Sequence[Sequence[Trace]], setting: Setting) -> list[float]:
-    """Seconds from the begin of one module's compute to that of the next one, less those that it should take: a sleep takes a
-    little longer. Before the last one nothing is gathered ahead.
+def _gaps_s(traces: Sequence[Trace], setting: Setting) -> list[float]:
+    """Seconds from the begin of one module's compute to that of the next one, less those that it should take (a sleep takes a
+    little longer) and less waits. Before the last one nothing is gathered ahead.
     """
-    traces = [trace for of_round in rounds for trace in of_round]
     return [
-        (then[0] - now[0] - setting.compute_ms) / 1e3 for trace in traces for now, then in pairwise(trace["compute"][:-1])
+        (then[0] - now[0] - setting.compute_ms - _waited(trace, now[1], then[0])) / 1e3
+        for trace in traces
+        for now, then in pairwise(trace["compute"][:-1])
     ]
+
+
+def _waited(trace: Trace, begin: float, end: float) -> float:
+    """Milliseconds between two times in which compute waited."""
+    return sum(max(0.0, min(end, until) - max(begin, since)) for since, until in trace["waits"])
