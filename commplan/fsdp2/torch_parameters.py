@@ -1,4 +1,5 @@
-"""What commplan takes from FSDP2 where a plan gathers parameters: the halves of its unshard, around the collective.
+"""What commplan takes from FSDP2 where parameters become whole in backward, and shards again: the halves of its unshard, around
+the collective, and its reshard.
 
 The rest is in `torch_private`.
 """
