@@ -12,6 +12,7 @@ from statistics import mean, median
 from typing import Any, Final
 
 import commplan
+from bench_run import twohost_work as work_
 from bench_run.twohost_work import best_schedules, slowest_s
 from commplan.language.modules import Module, ModuleTable, Parameter
 from commplan.language.profiles import Profile
@@ -77,13 +78,15 @@ def table_of(num_modules: int, dim: int, num_replicate: int, num_shard: int) -> 
 
 
 def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
-    """What compute and communication cost, from all backwards of the schedules of `CALIBRATION`.
+    """What compute and communication cost, from all backwards of the schedules of `CALIBRATION`, and small collectives alone.
 
     Of one backward means, since it takes the sum of what its modules take; of several the median, as of what is measured.
 
     Args:
+        saw: with `twohost_work.SMALL` measured beside the schedules.
         module: each of the modules that ran.
     """
+    latency_s = _latency_s(saw)
     reducing, gathering = (_rounds(saw, name) for name in CALIBRATION)
     of_rounds = [_means_s(*of_round, module.shard_size, setting) for of_round in zip(reducing, gathering, strict=True)]
     took_s = {name: median(of_round[name] for of_round in of_rounds) for name in of_rounds[0]}
@@ -100,16 +103,19 @@ def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
             "axes": {
                 Axis.SHARD: {
                     "link": "host",
-                    "all_gather": _speed(module.gathered_bytes, took_s["all_gather"]),
-                    "reduce_scatter": _speed(module.reduced_bytes, took_s["reduce_scatter"]),
-                    "fsdp2_all_gather": _speed(module.gathered_bytes, took_s["fsdp2_all_gather"]),
+                    "all_gather": _speed(module.gathered_bytes, took_s["all_gather"], latency_s["all_gather"]),
+                    "reduce_scatter": _speed(module.reduced_bytes, took_s["reduce_scatter"], latency_s["reduce_scatter"]),
+                    "fsdp2_all_gather": _speed(module.gathered_bytes, took_s["fsdp2_all_gather"], latency_s["all_gather"]),
                 },
-                Axis.REPLICATE: {"link": "network", "all_reduce": _speed(module.shard_bytes, took_s["all_reduce"])},
+                Axis.REPLICATE: {
+                    "link": "network",
+                    "all_reduce": _speed(module.shard_bytes, took_s["all_reduce"], latency_s["all_reduce"]),
+                },
             },
             "host": {
                 "issue_s": issue_s,
                 "apply_s": took_s["apply"],
-                "fsdp2_copy_bytes_per_s": _speed(module.gathered_bytes, copies_s)["bytes_per_s"],
+                "fsdp2_copy_bytes_per_s": _speed(module.gathered_bytes, copies_s, 0.0)["bytes_per_s"],
             },
             "fsdp2_gathers": "blocking",
         }
@@ -229,8 +235,22 @@ def problems(found: Mapping[str, Any]) -> list[str]:
     return [f"the peak of {wrong} schedule(s) was predicted wrong"] if wrong else []
 
 
-def _speed(size_bytes: int, seconds: float) -> dict[str, float]:
-    return {"bytes_per_s": size_bytes / seconds} if seconds > 0 else {"bytes_per_s": 1e18}
+def _speed(size_bytes: int, seconds: float, latency_s: float) -> dict[str, float]:
+    """Of what takes `seconds` in all."""
+    latency_s = min(latency_s, seconds)
+    return {"latency_s": latency_s, "bytes_per_s": size_bytes / (seconds - latency_s) if seconds > latency_s else 1e18}
+
+
+def _latency_s(saw: Saw) -> dict[str, float]:
+    """Seconds of a collective of next to nothing, by kind."""
+    taken_s = slowest_s(saw["times_s"])
+    num_modules = len(saw["seen"][CALIBRATION[0]][0]["traces"][0]["compute"])
+    kinds = {
+        "reduce_scatter": work_.SMALL_REDUCE_SCATTERS,
+        "all_reduce": work_.SMALL_ALL_REDUCES,
+        "all_gather": work_.SMALL_ALL_GATHERS,
+    }
+    return {kind: median(taken_s[name]) / num_modules for kind, name in kinds.items()}
 
 
 def _rounds(saw: Saw, schedule: str) -> Sequence[Sequence[Trace]]:

@@ -170,19 +170,28 @@ class Backward:
 
 
 class BackToBack:
-    """A collective for each module, one behind the other on the same groups, and one wait at the end."""
+    """A collective for each module, one behind the other on the same groups, and one wait at the end.
 
-    def __init__(self, name: str, issue: Callable[[int], dist.Work], num_modules: int) -> None:
+    Args:
+        waits: wait for each before the next is issued.
+    """
+
+    def __init__(self, name: str, issue: Callable[[int], dist.Work], num_modules: int, *, waits: bool = False) -> None:
         self.name = name
         self._issue = issue
         self._num_modules = num_modules
+        self._waits = waits
 
     def prepare(self) -> None:
         """Nothing."""
 
     def run(self) -> None:
         """All of them."""
-        issued = [self._issue(n) for n in range(self._num_modules)]
+        issued = []
+        for n in range(self._num_modules):
+            issued.append(self._issue(n))
+            if self._waits:
+                issued.pop().wait()
         for work in issued:
             work.wait()
 

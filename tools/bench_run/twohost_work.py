@@ -15,6 +15,11 @@ COMPUTE: Final = "compute"
 REDUCE_SCATTERS: Final = "rs"
 ALL_REDUCES: Final = "ar"
 ALL_GATHERS: Final = "ag"
+SMALL_REDUCE_SCATTERS: Final = "rs_small"
+SMALL_ALL_REDUCES: Final = "ar_small"
+SMALL_ALL_GATHERS: Final = "ag_small"
+SMALL: Final = (SMALL_REDUCE_SCATTERS, SMALL_ALL_REDUCES, SMALL_ALL_GATHERS)
+"""Collectives of one element a rank, each waited for before the next: what is left of them is latency."""
 NOT_SCHEDULES: Final = (NATIVE, NATIVE_ASYNC, COMPUTE, REDUCE_SCATTERS, ALL_REDUCES, ALL_GATHERS)
 
 REAL: Final = "real"
@@ -76,5 +81,5 @@ def slowest_s(times: Times) -> dict[str, list[float]]:
 
 def best_schedules(times: Times) -> list[str]:
     """Names of the schedules, the fastest median first."""
-    medians = {name: median(found) for name, found in slowest_s(times).items() if name not in NOT_SCHEDULES}
+    medians = {name: median(found) for name, found in slowest_s(times).items() if name not in (*NOT_SCHEDULES, *SMALL)}
     return sorted(medians, key=lambda name: medians[name])

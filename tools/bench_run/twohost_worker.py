@@ -110,7 +110,7 @@ class _Field:
 
 
 def _collectives(num_modules: int, numel: int, mesh: DeviceMesh) -> list[Measured]:
-    """Each kind alone, of every module, on the groups that stock FSDP2 uses. Values don't matter."""
+    """Each kind alone, of every module and of next to nothing, on the groups that stock FSDP2 uses. Values don't matter."""
     shard, replicate = mesh.get_group("shard"), mesh.get_group("replicate")
     # FSDP2 pads a parameter to a multiple of the ranks that share it.
     numel += -numel % shard.size()
@@ -121,17 +121,21 @@ def _collectives(num_modules: int, numel: int, mesh: DeviceMesh) -> list[Measure
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-    def reduce_scatter(n: int) -> dist.Work:
-        return scatter(part[n], whole[n], group=shard, async_op=True)
+    def reduce_scatter(n: int, size: int) -> dist.Work:
+        return scatter(part[n, :size], whole[n, : size * shard.size()], group=shard, async_op=True)
 
-    def all_reduce(n: int) -> dist.Work:
-        return dist.all_reduce(part[n], group=replicate, async_op=True)
+    def all_reduce(n: int, size: int) -> dist.Work:
+        return dist.all_reduce(part[n, :size], group=replicate, async_op=True)
 
-    def all_gather(n: int) -> dist.Work:
-        return gather(whole[n], part[n], group=shard, async_op=True)
+    def all_gather(n: int, size: int) -> dist.Work:
+        return gather(whole[n, : size * shard.size()], part[n, :size], group=shard, async_op=True)
 
     kinds = {work_.REDUCE_SCATTERS: reduce_scatter, work_.ALL_REDUCES: all_reduce, work_.ALL_GATHERS: all_gather}
-    return [BackToBack(name, issue, num_modules) for name, issue in kinds.items()]
+    small = dict(zip(work_.SMALL, kinds.values(), strict=True))
+    return [
+        *(BackToBack(name, partial(issue, size=part.size(1)), num_modules) for name, issue in kinds.items()),
+        *(BackToBack(name, partial(issue, size=1), num_modules, waits=True) for name, issue in small.items()),
+    ]
 
 
 def _run(work: Work, mesh: DeviceMesh, tell: Tell) -> dict[str, Any]:
