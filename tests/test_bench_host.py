@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from commplan.language import library
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 from bench_run import __main__ as bench
-from bench_run import fake_ranks, host, scale
+from bench_run import fake_ranks, host, host_work, scale
 
 SETTING = host.Setting("overlapped_allreduce", 200, (50, 800), 3)
 
@@ -34,6 +36,8 @@ def test_figures_of_the_host(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert all(figures[f"{name}_us"] > 0 for name in had)
     assert list(figures["us_by_modules"]) == ["2", "3"]
     assert 0 < figures["thread_us"]["plain"] < figures["thread_us"]["native"]
+    if sys.platform == "linux":
+        assert all(figures["one_core_us"][name] > 0 for name in had)
     shown = capsys.readouterr().out
     assert "overlapped_allreduce, streams" in shown
     assert f"{figures['native_us']:.0f}" in shown
@@ -49,10 +53,13 @@ def test_ratios_and_growth_are_of_medians() -> None:
     us = {"plain": 100.0, "native": 500.0, "commplan": 450.0, "commplan_prefetch": 400.0}
     measured = {(count, name): times(of_module, count) for count in SETTING.counts for name, of_module in us.items()}
     measured[800, "plain"] = times(1600.0, 800)
-    figures = host.figures(SETTING, measured, {"x": "not in the library"})
+    alone = {"native": times(500.0, 200), "commplan": times(300.0, 200)}
+    figures = host.figures(SETTING, measured, alone, {"x": "not in the library"})
     assert {name: figures[f"{name}_us"] for name in us} == pytest.approx(us)
     assert figures["ratio_native"] == pytest.approx(0.8)
     assert figures["ratios"]["commplan"] == pytest.approx(0.9)
+    assert figures["one_core_ratios"]["commplan"] == pytest.approx(0.6)
+    assert figures["one_core_ratios"]["plain"] is None
     assert figures["thread_us"]["native"] == pytest.approx(250)
     assert figures["exponents"]["native"] == pytest.approx(1)
     assert figures["exponents"]["plain"] == pytest.approx(2)
@@ -62,14 +69,28 @@ def test_ratios_and_growth_are_of_medians() -> None:
     assert "left out: x: not in the library" in shown
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads can be kept to a core on Linux only")
+def test_on_one_core_every_thread_is_kept_there_and_none_afterwards() -> None:
+    before, ends = os.sched_getaffinity(0), threading.Event()
+    threads = [threading.Thread(target=ends.wait) for _ in range(2)]
+    threads[0].start()
+    with host_work.one_core():
+        threads[1].start()
+        inside = [os.sched_getaffinity(thread.native_id or 0) for thread in (threading.main_thread(), *threads)]
+    after = [os.sched_getaffinity(thread.native_id or 0) for thread in (threading.main_thread(), *threads)]
+    ends.set()
+    assert inside == [{min(before)}] * 3
+    assert after == [before] * 3
+
+
 def test_without_prefetch_the_ratio_is_of_what_there_is() -> None:
     measured = {(count, name): times(500.0, count) for count in SETTING.counts for name in ("plain", "native", "commplan")}
-    assert host.figures(SETTING, measured, {})["ratio_native"] == pytest.approx(1)
+    assert host.figures(SETTING, measured, {}, {})["ratio_native"] == pytest.approx(1)
 
 
 def test_where_nothing_could_be_attached_the_reason_is_shown() -> None:
     measured = {(count, name): times(500.0, count) for count in SETTING.counts for name in ("plain", "native")}
-    figures = host.figures(SETTING, measured, {"overlapped_allreduce": "commplan does not know torch 9.9"})
+    figures = host.figures(SETTING, measured, {}, {"overlapped_allreduce": "commplan does not know torch 9.9"})
     assert figures["ratio_native"] is None
     assert "left out: overlapped_allreduce: commplan does not know torch 9.9" in host.shown(figures)
 

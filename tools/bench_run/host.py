@@ -87,18 +87,23 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return figures(setting, *host_work.take_turns(setting))
 
 
-def figures(setting: Setting, times: Mapping[tuple[int, str], Times], left_out: Mapping[str, str]) -> dict[str, Any]:
-    """Medians and ratios of what was measured, by number of modules and name."""
+def figures(
+    setting: Setting,
+    times: Mapping[tuple[int, str], Times],
+    on_one_core: Mapping[str, Times],
+    left_out: Mapping[str, str],
+) -> dict[str, Any]:
+    """Medians and ratios of what was measured, by number of modules and name; see `host_work.take_turns`."""
 
-    def us(count: int, name: str, of: Callable[[Times], Sequence[float]]) -> float | None:
-        found = times.get((count, name))
+    def us(count: int, found: Times | None, of: Callable[[Times], Sequence[float]]) -> float | None:
         return None if found is None else statistics.median(of(found)) / count * 1e6
 
-    wall = {count: {name: us(count, name, lambda t: t.wall_s) for name in TOLD} for count in setting.counts}
+    wall = {
+        count: {name: us(count, times.get((count, name)), lambda t: t.wall_s) for name in TOLD} for count in setting.counts
+    }
     found = wall[setting.modules]
-    native_us = found["native"]
-    assert native_us is not None
-    ratios = {name: None if value is None else value / native_us for name, value in found.items()}
+    one_core = {name: us(setting.modules, on_one_core.get(name), lambda t: t.wall_s) for name in TOLD}
+    ratios = _ratios(found)
     return {
         **asdict(setting),
         "prefetch_schedule": PREFETCH_SCHEDULE,
@@ -111,11 +116,19 @@ def figures(setting: Setting, times: Mapping[tuple[int, str], Times], left_out: 
             (ratio for name in ("commplan", "commplan_prefetch") if (ratio := ratios[name]) is not None), default=None
         ),
         "ratios": ratios,
-        "thread_us": {name: us(setting.modules, name, lambda t: t.thread_s) for name in TOLD},
+        "thread_us": {name: us(setting.modules, times.get((setting.modules, name)), lambda t: t.thread_s) for name in TOLD},
+        "one_core_us": one_core,
+        "one_core_ratios": _ratios(one_core),
         "us_by_modules": wall,
         "exponents": {name: _exponent({count: of_count[name] for count, of_count in wall.items()}) for name in TOLD},
         "left_out": dict(left_out),
     }
+
+
+def _ratios(us: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Of stock FSDP2."""
+    native_us = us["native"]
+    return {name: None if value is None or native_us is None else value / native_us for name, value in us.items()}
 
 
 def _exponent(us_by_count: Mapping[int, float | None]) -> float | None:
@@ -132,21 +145,23 @@ def shown(figures: dict[str, Any]) -> list[str]:
     lines = [
         f"microseconds a module in backward: {figures['modules']} modules of {figures['parameters']} parameters, mesh "
         f"{tuple(figures['mesh'])}, rank checks on; medians of {figures['runs']} backwards, in turn",
-        f"{'':32}{'us':>6}{'of stock':>10}{'main thread':>13}{'grows as':>10}"
+        f"{'':32}{'us':>6}{'of stock':>10}{'on one core':>13}{'main thread':>13}{'grows as':>10}"
         + "".join(f"{f'{count} modules':>14}" for count in counts),
     ]
     for name, told in TOLD.items():
         if figures[f"{name}_us"] is None:
             continue
-        exponent = figures["exponents"][name]
+        exponent, on_one_core = figures["exponents"][name], figures["one_core_ratios"][name]
         lines.append(
             f"{told.format_map(figures):32}{figures[f'{name}_us']:6.0f}{figures['ratios'][name]:10.2f}"
+            f"{'' if on_one_core is None else f'{on_one_core:.2f}':>13}"
             f"{figures['thread_us'][name]:13.0f}{'' if exponent is None else f'N^{exponent:.2f}':>10}"
             + "".join(f"{figures['us_by_modules'][count][name]:14.0f}" for count in counts)
         )
     return [
         *lines,
         "a fake process group: collectives end at once and move nothing. Lanes are a CPU's worker threads, or streams as on a",
-        "GPU of a device that costs nothing. Main thread: processor time of the thread that runs backward.",
+        "GPU of a device that costs nothing. On one core: of stock, where no thread is woken on another core. Main thread:",
+        "processor time of the thread that runs backward.",
         *(f"left out: {schedule}: {why}" for schedule, why in figures["left_out"].items()),
     ]

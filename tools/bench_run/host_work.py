@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from torch import nn
@@ -46,13 +49,15 @@ def variants(schedule: str) -> dict[str, Variant]:
     }
 
 
-def take_turns(setting: Setting) -> tuple[dict[tuple[int, str], Times], dict[str, str]]:
+def take_turns(setting: Setting) -> tuple[dict[tuple[int, str], Times], dict[str, Times], dict[str, str]]:
     """Backwards of all variants in turn, for one number of modules after another.
 
     Returns:
-        Times by number of modules and name, and the schedules that could not be attached, with the reasons.
+        Times by number of modules and name; of the number that counts, times on one core by name, nothing where threads can't
+        be kept to a core; and the schedules that could not be attached, with the reasons.
     """
     times: dict[tuple[int, str], Times] = {}
+    on_one_core: dict[str, Times] = {}
     left_out: dict[str, str] = {}
     with fake_ranks.fake_world(math.prod(MESH)):
         mesh = fake_ranks.mesh_of(*MESH)
@@ -66,7 +71,10 @@ def take_turns(setting: Setting) -> tuple[dict[tuple[int, str], Times], dict[str
                 }
                 with _settled_memory():
                     times |= {(count, name): found for name, found in _times(models, setting.runs).items()}
-    return times, left_out
+                    if count == setting.modules and sys.platform == "linux":
+                        with one_core():
+                            on_one_core = _times(models, setting.runs)
+    return times, on_one_core, left_out
 
 
 def ready(
@@ -98,6 +106,24 @@ def _settled_memory() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Inside, all threads of this process share one core: none is woken on another one."""
+    cores = os.sched_getaffinity(0)
+    _keep_to({min(cores)})
+    try:
+        yield
+    finally:
+        _keep_to(cores)
+
+
+def _keep_to(cores: Collection[int]) -> None:
+    for thread in Path("/proc/self/task").iterdir():
+        # It may have ended by now.
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _times(models: Mapping[str, nn.Module], runs: int) -> dict[str, Times]:
