@@ -85,6 +85,7 @@ class Measurements:
             copies in and out.
         beside: None where communication could not be put beside compute.
         packed_bytes, unpacked_bytes: what the copies of `beside` carried.
+        memory_bytes_per_s: how fast the host copies by itself, for what `beside` did not copy; None on a device.
         source: machine, versions and command, in lines.
         backwards: those from which all this is.
         notes: what a reader has to know.
@@ -104,6 +105,7 @@ class Measurements:
     backwards: Sequence[Backward] = ()
     fsdp2_copied_bytes: int = 0
     fsdp2_copied_s: float = 0.0
+    memory_bytes_per_s: float | None = None
 
 
 def profile_of(measured: Measurements) -> tuple[Profile, Comments]:
@@ -260,14 +262,18 @@ class _Draft:
             f"packing gradients {in_ms(beside.pack_s)} ms, unpacking parameters {in_ms(beside.unpack_s)} ms, writing to .grad "
             f"{in_ms(beside.write_s)} ms.",
         ]
-        if (packed := _speed(self._measured.packed_bytes, beside.pack_s)) is not None:
-            found["pack_bytes_per_s"] = packed
-        else:
+        packed = _speed(self._measured.packed_bytes, beside.pack_s)
+        if packed is None:
             said.append("No gradient was packed: each is sent as it lies.")
-        if (unpacked := _speed(self._measured.unpacked_bytes, beside.unpack_s)) is not None:
-            found["unpack_bytes_per_s"] = unpacked
-        else:
+        unpacked = _speed(self._measured.unpacked_bytes, beside.unpack_s)
+        if unpacked is None:
             said.append("No parameter was unpacked: each is gathered in its place.")
+        alone = self._measured.memory_bytes_per_s
+        if alone is not None and None in (packed, unpacked):
+            said.append("What buckets and pieces copy was measured by itself: fresh memory of the host.")
+        found |= {"pack_bytes_per_s": packed or alone, "unpack_bytes_per_s": unpacked or alone}
+        if self._measured.device == "cpu":
+            found["copies_lone"] = False
         if beside.num_written:
             found["apply_s"] = beside.write_s / beside.num_written
         self.comments["host",] = "\n".join(said)

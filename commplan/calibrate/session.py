@@ -17,6 +17,7 @@ from torch import nn
 
 from commplan.bench.stepping import Measurement, Stepper, device_of, in_words
 from commplan.calibrate import origin
+from commplan.calibrate.copying import copies_of, memory_bytes_per_s
 from commplan.calibrate.figures import Backward, Beside, Measurements, checks, profile_of
 from commplan.calibrate.marks import BackwardTimes, Copy, Watch, clock_of
 from commplan.calibrate.meeting import Meeting
@@ -32,9 +33,8 @@ from commplan.fsdp2.devices import lanes_for
 from commplan.fsdp2.unit import FsdpUnit
 from commplan.language.modules import Module, ModuleTable
 from commplan.language.profile_text import profile_text
-from commplan.ops import COMPUTE_LANE, Axis, Kind
+from commplan.ops import COMPUTE_LANE, Axis
 from commplan.plan.model import OpStep, Plan
-from commplan.plan.wire import members_of
 from commplan.sight.report import BackwardReport, fsdp2_gather
 
 WARM_UP_STEPS: Final = 2
@@ -176,17 +176,20 @@ class _Session:
         beside = None
         if found := (yield from self._beside(model, device, meeting, backwards, _total_s(quiet))):
             beside, plan = found
+        on_cpu = device.type == "cpu"
+        memory_speed = self._memory_speed(plan.modules, meeting) if on_cpu else None
         if not meeting.is_first:
             return None
         table = plan.modules
+        packed, unpacked = copies_of(plan, copies_lone=not on_cpu)
         measured = Measurements(
             table=table,
             compute=compute,
             gathers=gathers,
             swept=swept,
             beside=beside,
-            packed_bytes=packed_bytes(plan),
-            unpacked_bytes=sum(module.gathered_bytes for module in _members(plan, Kind.ALL_GATHER)),
+            packed_bytes=packed,
+            unpacked_bytes=unpacked,
             device=device.type,
             name=in_words(model),
             source=origin.source(self._settings.command, self._settings.num_steps, model, device),
@@ -194,6 +197,7 @@ class _Session:
             backwards=backwards,
             fsdp2_copied_bytes=copied_bytes,
             fsdp2_copied_s=copied_s,
+            memory_bytes_per_s=memory_speed,
         )
         profile, comments = profile_of(measured)
         summary = origin.summary(measured, time.perf_counter() - begun_s)
@@ -308,6 +312,11 @@ class _Session:
         )
         return int(merged[0]), float(merged[1])
 
+    def _memory_speed(self, table: ModuleTable, meeting: Meeting) -> float:
+        """Of copying what the largest module reduces, on the middle rank; all ranks copy, about at once."""
+        own = memory_bytes_per_s(max(module.reduced_bytes for module in table.modules))
+        return float(meeting.conclude(own, statistics.median, "copies in memory"))
+
     def _beside(
         self, model: nn.Module, device: torch.device, meeting: Meeting, backwards: list[Backward], alone_s: float
     ) -> Generator[None, None, tuple[Beside, Plan] | None]:
@@ -372,13 +381,6 @@ def _beside_of(step: _Step, plan: Plan, alone_s: float) -> Beside:
     )
 
 
-def packed_bytes(plan: Plan) -> int:
-    """What is packed in a backward: for reduce-scatters, and for all-reduces of what has no shard axis."""
-    scattered = sum(module.reduced_bytes for module in _members(plan, Kind.REDUCE_SCATTER))
-    reduced = _members(plan, Kind.ALL_REDUCE)
-    return scattered + sum(module.reduced_bytes for module in reduced if Axis.SHARD not in module.axes)
-
-
 def _is_gathered(module: Module) -> bool:
     """Whether backward has to gather its parameters."""
     return module.shard_size > 1 and module.resharded_after_forward
@@ -388,11 +390,6 @@ def _trained(attachment: Attachment) -> list[tuple[FsdpUnit, Module]]:
     """The units of the plan's modules, in its order."""
     by_name = {unit.name: unit for unit in attachment.units}
     return [(by_name[module.name], module) for module in attachment.plan.modules.modules]
-
-
-def _members(plan: Plan, kind: Kind) -> list[Module]:
-    members = members_of(plan)
-    return [module for step in plan.steps if isinstance(step, OpStep) and step.kind is kind for module in members(step)]
 
 
 def _plain(spread: Spread) -> list[float]:

@@ -31,6 +31,20 @@ def wire_bytes(step: OpStep, members: Sequence[Module]) -> int:
     return sum(_piece(m.shard_numel, step.op) for m in members) * ranks * itemsize_bytes
 
 
+def lies_as_sent(step: OpStep, members: Sequence[Module]) -> bool:
+    """Whether what `step` sends and receives is whole in memory in that order and dtype already: one parameter, not cut, alone
+    in its op. Where lanes share the memory of compute, as on a CPU, nothing is copied then.
+    """
+    first, *others = members
+    parameters = first.parameters if step.kind is Kind.ALL_GATHER else first.trainable
+    if others or step.op.pieces > 1 or len(parameters) != 1 or parameters[0].shard_dim != 0:
+        return False
+    if step.kind is Kind.ALL_GATHER:
+        return True
+    is_padded = parameters[0].padded_numel(first.shard_size) != parameters[0].numel
+    return step.kind is Kind.REDUCE_SCATTER and not is_padded and first.gather_dtype == (step.dtype or first.reduce_dtype)
+
+
 def _gathered_bytes(module: Module, op: OpId) -> int:
     itemsize_bytes = ITEMSIZE_BYTES[module.gather_dtype]
     numel = module.gathered_bytes // itemsize_bytes // module.shard_size

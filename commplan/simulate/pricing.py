@@ -11,7 +11,7 @@ from commplan.language.profiles import Host, Profile
 from commplan.language.source import did_you_mean, shown
 from commplan.ops import COMPUTE_LANE, TRAITS, Axis, Kind
 from commplan.plan.model import OpStep, Plan
-from commplan.plan.wire import wire_bytes
+from commplan.plan.wire import lies_as_sent, wire_bytes
 from commplan.simulate.costs import Costs, OpCost
 
 
@@ -24,7 +24,7 @@ def costs(plan: Plan, profile: Profile) -> Costs:
     table = plan.modules.modules
     completion, need = ([table[index] for index in order] for order in orders(plan.modules))
     steps = [step for step in plan.steps if isinstance(step, OpStep)]
-    gathered = {member for step in steps if step.kind is Kind.ALL_GATHER for member in step.op.members}
+    gathered = {member: step for step in steps if step.kind is Kind.ALL_GATHER for member in step.op.members}
     ops = {step.op: _op_cost(step, need if step.kind is Kind.ALL_GATHER else completion, profile) for step in steps}
     compute_s = list(compute_alone(plan, profile))
     gather_s = [0.0] * len(table)
@@ -32,8 +32,9 @@ def costs(plan: Plan, profile: Profile) -> Costs:
         module, host = table[index], profile.host
         if module.shard_size == 1 or not module.resharded_after_forward:
             continue
-        if place in gathered:
-            compute_s[index] += _over(module.gathered_bytes, host.unpack_bytes_per_s)
+        if (step := gathered.get(place)) is not None:
+            if host.copies_lone or not lies_as_sent(step, [need[n] for n in step.op.members]):
+                compute_s[index] += _over(module.gathered_bytes, host.unpack_bytes_per_s)
             continue
         compute_s[index] += _over(module.gathered_bytes, host.fsdp2_copy_bytes_per_s or host.unpack_bytes_per_s)
         if profile.fsdp2_gathers == "blocking":
@@ -82,7 +83,7 @@ def _op_cost(step: OpStep, modules: Sequence[Module], profile: Profile) -> OpCos
 
 def _pack_s(step: OpStep, members: Sequence[Module], host: Host) -> float:
     """Copying into what is sent; all pieces are packed with the first."""
-    if step.op.piece > 0:
+    if step.op.piece > 0 or (not host.copies_lone and lies_as_sent(step, members)):
         return 0
     if step.kind is Kind.REDUCE_SCATTER:
         return _over(sum(m.reduced_bytes for m in members), host.pack_bytes_per_s)

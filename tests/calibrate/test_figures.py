@@ -105,6 +105,10 @@ def test_what_the_host_does() -> None:
     assert found.apply_s == pytest.approx(0.001)
     nothing = profile(beside=replace(BESIDE, pack_s=0.0, unpack_s=0.0)).host
     assert (nothing.pack_bytes_per_s, nothing.unpack_bytes_per_s) == (None, None)
+    alone = profile(beside=replace(BESIDE, pack_s=0.0), memory_bytes_per_s=5e9).host
+    assert (alone.pack_bytes_per_s, alone.unpack_bytes_per_s) == (5e9, found.unpack_bytes_per_s)
+    assert not alone.copies_lone
+    assert profile(device="cuda").host.copies_lone
     assert profile(beside=None).host.issue_s == 0
 
 

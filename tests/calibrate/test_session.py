@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import commplan
 from commplan.calibrate import Limits, Outcome, Settings, run, session
+from commplan.calibrate.copying import copies_of, memory_bytes_per_s
 from commplan.errors import CommplanError, Severity
 from commplan.fsdp2 import faults, torch_private
 from commplan.language.modules import ModuleTable
@@ -337,12 +338,22 @@ def test_the_table_has_the_real_orders_where_nothing_runs_beside_compute(worlds:
     assert [name for name in names if name != "(root)"] == ["b.1", "b.0", "b.2"]
 
 
+def test_memory_has_a_speed() -> None:
+    # Between a megabyte and ten terabytes a second.
+    assert 1e6 < memory_bytes_per_s(1 << 20) < 1e13
+    assert memory_bytes_per_s(0) > 0
+
+
 def test_what_has_no_shard_axis_is_packed_for_its_all_reduce() -> None:
     whole = ModuleTable.uniform(3)
-    assert session.packed_bytes(commplan.compile("blocking", whole)) == 3 * whole.modules[0].reduced_bytes
+    plan = commplan.compile("prefetch_overlap", whole)
+    module = whole.modules[0]
+    assert copies_of(plan, copies_lone=True) == (3 * module.reduced_bytes, 3 * module.gathered_bytes)
+    assert copies_of(plan, copies_lone=False) == (0, 0)
     replicated = ModuleTable(modules=tuple(m.model_copy(update={"axes": {Axis.REPLICATE: 4}}) for m in whole.modules))
-    found = session.packed_bytes(commplan.compile("blocking", replicated))
-    assert found == sum(module.reduced_bytes for module in replicated.modules) > 0
+    for copies_lone in (True, False):
+        found, _ = copies_of(commplan.compile("blocking", replicated), copies_lone=copies_lone)
+        assert found == sum(module.reduced_bytes for module in replicated.modules) > 0
 
 
 def partly_frozen(here: Rank) -> str | None:

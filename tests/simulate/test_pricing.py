@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,56 @@ def test_a_cut_op_pays_its_latency_for_each_piece_and_packs_once() -> None:
     ops = [priced[step.op] for step in plan.steps if isinstance(step, OpStep) and step.kind is Kind.REDUCE_SCATTER]
     assert [op.latency_s for op in ops] == [100] * 3
     assert [op.issue_s for op in ops] == [1001, 1000, 1000]
+
+
+COPYING = """\
+version: 1
+name: copying
+summary: One op of them is changed.
+pre_backward:
+  - {ag}
+  - wait: AG_n
+post_backward:
+  - {rs}
+  - AR_n: {{after: RS_n}}
+root:
+  - apply_n: {{after: AR_n}}
+"""
+
+
+def module_of(*shapes: tuple[int, ...], **changes: Any) -> Module:
+    parameters = tuple(Parameter(name=f"p{n}", shape=shape, **changes) for n, shape in enumerate(shapes))
+    return Module(name="m", parameters=parameters, axes={Axis.SHARD: 4, Axis.REPLICATE: 2})
+
+
+@pytest.mark.parametrize(
+    ("ops", "module", "packs", "unpacks"),
+    [
+        ((), module_of((8,)), False, False),
+        (("RS_n: {after: compute_n, chunks: 2}",), module_of((8,)), True, False),
+        (("RS_n: {after: compute_n, dtype: bf16}",), module_of((8,)), True, False),
+        (("AG_n: {chunks: 2}",), module_of((8,)), False, True),
+        ((), module_of((8,), (4,)), True, True),
+        # Padded for the reduce-scatter; the all-gather brings the padding along.
+        ((), module_of((7,)), True, False),
+        ((), module_of((8, 4), shard_dim=1), True, True),
+        ((), module_of((8,)).model_copy(update={"gather_dtype": "bfloat16"}), True, False),
+    ],
+)
+def test_a_lone_parameter_is_copied_where_it_does_not_lie_as_it_is_sent(
+    ops: tuple[str, ...], module: Module, packs: bool, unpacks: bool
+) -> None:
+    by_kind = {"AG": "AG_n", "RS": "RS_n: {after: compute_n}"} | {op[:2]: op for op in ops}
+    text = COPYING.format(ag=by_kind["AG"], rs=by_kind["RS"])
+    plan = commplan.compile(text, ModuleTable(modules=(module,)))
+    host = {"pack_bytes_per_s": 1, "unpack_bytes_per_s": 1}
+    free, always = (profile(host=one) for one in ({}, host))
+    found = costs(plan, profile(host=host | {"copies_lone": False}))
+    expected = {True: costs(plan, always), False: costs(plan, free)}
+    (reduces,) = {step.op for step in plan.steps if isinstance(step, OpStep) and step.op.family == "RS" and step.op.piece == 0}
+    assert found.ops[reduces] == expected[packs].ops[reduces]
+    assert found.compute_s == expected[unpacks].compute_s
+    assert expected[True].compute_s != expected[False].compute_s
 
 
 def test_measured_points_are_joined_by_straight_lines() -> None:

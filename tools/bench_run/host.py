@@ -98,9 +98,7 @@ def figures(
     def us(count: int, found: Times | None, of: Callable[[Times], Sequence[float]]) -> float | None:
         return None if found is None else statistics.median(of(found)) / count * 1e6
 
-    wall = {
-        count: {name: us(count, times.get((count, name)), lambda t: t.wall_s) for name in TOLD} for count in setting.counts
-    }
+    wall = {count: {name: us(count, times.get((count, name)), lambda t: t.wall_s) for name in TOLD} for count in setting.counts}
     found = wall[setting.modules]
     one_core = {name: us(setting.modules, on_one_core.get(name), lambda t: t.wall_s) for name in TOLD}
     ratios = _ratios(found)
