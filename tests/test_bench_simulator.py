@@ -22,6 +22,7 @@ from bench_run.truth_figures import CALIBRATION, Row, Setting
 KNOWN = Setting(180, 400)
 ROUNDS = 2
 HOOKS_S = 0.001
+COPY_BYTES_PER_S = 6e7
 LATENCY_S = {"rs_small": 1e-4, "ar_small": 4e-4, "ag_small": 2e-4}
 TABLE = truth_figures.table_of(12, 256, 2, 2)
 
@@ -44,7 +45,14 @@ def profile(setting: Setting) -> Profile:
                     "all_reduce": {"latency_s": LATENCY_S["ar_small"], "bytes_per_s": 1e6 * setting.rate_mbit / 400},
                 },
             },
-            "host": {"issue_s": 0.002, "apply_s": 0.003, "fsdp2_copy_bytes_per_s": 4e7},
+            "host": {
+                "issue_s": 0.002,
+                "apply_s": 0.003,
+                "fsdp2_copy_bytes_per_s": 4e7,
+                "pack_bytes_per_s": COPY_BYTES_PER_S,
+                "unpack_bytes_per_s": COPY_BYTES_PER_S,
+                "copies_lone": False,
+            },
             "fsdp2_gathers": "blocking",
         }
     )
@@ -71,6 +79,7 @@ def saw(setting: Setting, schedules: Sequence[str]) -> dict[str, Any]:
     found = {name: ran(name, setting) for name in schedules}
     durations_s = {name: of_one["duration_s"] for name, of_one in found.items()}
     small_s = {name: latency_s * len(TABLE.modules) for name, latency_s in LATENCY_S.items()}
+    small_s["copies"] = sum(module.reduced_bytes for module in TABLE.modules) / COPY_BYTES_PER_S
     return {
         "times_s": {name: [[taken_s] * ROUNDS] * 4 for name, taken_s in (durations_s | small_s).items()},
         "seen": {name: [of_one] * 4 for name, of_one in found.items()},

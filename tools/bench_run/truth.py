@@ -13,7 +13,7 @@ from bench_run import truth_figures
 from bench_run.refusal import RefusedError
 from bench_run.truth_figures import CALIBRATION, Row, Setting
 from bench_run.twohost import run_work
-from bench_run.twohost_work import MESH, SMALL, Work
+from bench_run.twohost_work import COSTS, MESH, Work
 
 LOGS: Final = Path(__file__).resolve().parents[2] / "runs" / "bench_simulator"
 
@@ -44,7 +44,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         RefusedError: not root, no network namespaces, or a schedule can't be attached.
         WorkerError: a worker failed, or all fell silent.
     """
-    work = Work(SCHEDULES, COMPUTE_MS, rounds=options.runs, num_best=len(SCHEDULES), beside=SMALL)
+    work = Work(SCHEDULES, COMPUTE_MS, rounds=options.runs, num_best=len(SCHEDULES), beside=COSTS)
     table = truth_figures.table_of(work.num_modules, work.dim, *MESH)
     known = Setting(float(COMPUTE_MS[0]), RATES_MBIT[0])
     rows: list[Row] = []

@@ -78,15 +78,17 @@ def table_of(num_modules: int, dim: int, num_replicate: int, num_shard: int) -> 
 
 
 def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
-    """What compute and communication cost, from all backwards of the schedules of `CALIBRATION`, and small collectives alone.
+    """What compute and communication cost, from all backwards of the schedules of `CALIBRATION`, and small collectives and
+    copies alone.
 
     Of one backward means, since it takes the sum of what its modules take; of several the median, as of what is measured.
 
     Args:
-        saw: with `twohost_work.SMALL` measured beside the schedules.
+        saw: with `twohost_work.COSTS` measured beside the schedules.
         module: each of the modules that ran.
     """
-    latency_s = _latency_s(saw)
+    latency_s, copied_s = _latency_s(saw), median(slowest_s(saw["times_s"])[work_.COPIES]) / _num_modules(saw)
+    copy_bytes_per_s = _speed(module.reduced_bytes, copied_s, 0.0)["bytes_per_s"]
     reducing, gathering = (_rounds(saw, name) for name in CALIBRATION)
     of_rounds = [_means_s(*of_round, module.shard_size, setting) for of_round in zip(reducing, gathering, strict=True)]
     took_s = {name: median(of_round[name] for of_round in of_rounds) for name in of_rounds[0]}
@@ -114,6 +116,9 @@ def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
             },
             "host": {
                 "issue_s": issue_s,
+                "pack_bytes_per_s": copy_bytes_per_s,
+                "unpack_bytes_per_s": copy_bytes_per_s,
+                "copies_lone": False,
                 "apply_s": took_s["apply"],
                 "fsdp2_copy_bytes_per_s": _speed(module.gathered_bytes, copies_s, 0.0)["bytes_per_s"],
             },
@@ -241,16 +246,19 @@ def _speed(size_bytes: int, seconds: float, latency_s: float) -> dict[str, float
     return {"latency_s": latency_s, "bytes_per_s": size_bytes / (seconds - latency_s) if seconds > latency_s else 1e18}
 
 
+def _num_modules(saw: Saw) -> int:
+    return len(saw["seen"][CALIBRATION[0]][0]["traces"][0]["compute"])
+
+
 def _latency_s(saw: Saw) -> dict[str, float]:
     """Seconds of a collective of next to nothing, by kind."""
     taken_s = slowest_s(saw["times_s"])
-    num_modules = len(saw["seen"][CALIBRATION[0]][0]["traces"][0]["compute"])
     kinds = {
         "reduce_scatter": work_.SMALL_REDUCE_SCATTERS,
         "all_reduce": work_.SMALL_ALL_REDUCES,
         "all_gather": work_.SMALL_ALL_GATHERS,
     }
-    return {kind: median(taken_s[name]) / num_modules for kind, name in kinds.items()}
+    return {kind: median(taken_s[name]) / _num_modules(saw) for kind, name in kinds.items()}
 
 
 def _rounds(saw: Saw, schedule: str) -> Sequence[Sequence[Trace]]:

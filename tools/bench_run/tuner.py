@@ -16,7 +16,7 @@ from bench_run import truth_figures
 from bench_run.refusal import RefusedError
 from bench_run.truth_figures import CALIBRATION, Setting
 from bench_run.twohost import measure_work, run_work
-from bench_run.twohost_work import MESH, SMALL, Work
+from bench_run.twohost_work import COSTS, MESH, Work
 from commplan.language.modules import DEFAULT_SHAPE, ModuleTable
 from commplan.language.profiles import Profile
 from commplan.tune import ROOT, Candidate, Goal, Search
@@ -113,7 +113,7 @@ def _row(num_modules: int, of: Profile) -> dict[str, Any]:
 def _on_two_hosts(rounds: int) -> dict[str, Any]:
     """Calibrate, tune, and measure what was found beside the best of the library."""
     setting = Setting(float(COMPUTE_MS), RATE_MBIT)
-    calibration = Work(CALIBRATION, (COMPUTE_MS,), rounds=5, beside=SMALL)
+    calibration = Work(CALIBRATION, (COMPUTE_MS,), rounds=5, beside=COSTS)
     saw = run_work(calibration, RATE_MBIT, LOGS)["settings"][COMPUTE_MS]
     table = truth_figures.table_of(calibration.num_modules, calibration.dim, *MESH)
     search = Search(Goal(table, truth_figures.calibrated(saw, table.modules[0], setting)))

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from bench_run.emulated import SleepingLinear
-from bench_run.twohost_work import slowest_s
+from bench_run.twohost_work import COPIES, slowest_s
 from commplan import Plan
 from commplan.fsdp2.attachment import Attachment
 from commplan.ops import Kind
@@ -194,6 +194,33 @@ class BackToBack:
                 issued.pop().wait()
         for work in issued:
             work.wait()
+
+    def finish(self) -> None:
+        """Nothing."""
+
+    def restart(self) -> None:
+        """Nothing."""
+
+    def seen(self, at: int) -> dict[str, Any]:
+        """See `Measured`."""
+        return {}
+
+
+class Copies:
+    """Copies of each module's gradient into fresh memory, as for what is not sent as it lies."""
+
+    name: str = COPIES
+
+    def __init__(self, whole: torch.Tensor) -> None:
+        self._whole = whole
+
+    def prepare(self) -> None:
+        """Nothing."""
+
+    def run(self) -> None:
+        """All of them."""
+        for gradient in self._whole:
+            torch.empty_like(gradient).copy_(gradient)
 
     def finish(self) -> None:
         """Nothing."""

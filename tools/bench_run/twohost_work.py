@@ -20,6 +20,10 @@ SMALL_ALL_REDUCES: Final = "ar_small"
 SMALL_ALL_GATHERS: Final = "ag_small"
 SMALL: Final = (SMALL_REDUCE_SCATTERS, SMALL_ALL_REDUCES, SMALL_ALL_GATHERS)
 """Collectives of one element a rank, each waited for before the next: what is left of them is latency."""
+COPIES: Final = "copies"
+"""Copies of each module's gradient into fresh memory."""
+COSTS: Final = (*SMALL, COPIES)
+"""What a calibration takes besides backwards."""
 NOT_SCHEDULES: Final = (NATIVE, NATIVE_ASYNC, COMPUTE, REDUCE_SCATTERS, ALL_REDUCES, ALL_GATHERS)
 
 REAL: Final = "real"
@@ -81,5 +85,5 @@ def slowest_s(times: Times) -> dict[str, list[float]]:
 
 def best_schedules(times: Times) -> list[str]:
     """Names of the schedules, the fastest median first."""
-    medians = {name: median(found) for name, found in slowest_s(times).items() if name not in (*NOT_SCHEDULES, *SMALL)}
+    medians = {name: median(found) for name, found in slowest_s(times).items() if name not in (*NOT_SCHEDULES, *COSTS)}
     return sorted(medians, key=lambda name: medians[name])

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 import commplan
 from bench_run import twohost_work as work_
 from bench_run.emulated import SleepingLinear
-from bench_run.twohost_measured import BackToBack, Backward, Measured, Reference, measure
+from bench_run.twohost_measured import BackToBack, Backward, Copies, Measured, Reference, measure
 from bench_run.twohost_work import Work, best_schedules
 from commplan.errors import CommplanError
 
@@ -81,7 +81,7 @@ class _Field:
             Backward(work_.NATIVE_ASYNC, native_async, self._x, self._reference),
             Backward(work_.COMPUTE, alone, self._x),
         ]
-        self._collectives = _collectives(work.num_modules, self.module_numel, mesh)
+        self._alone = _alone(work.num_modules, self.module_numel, mesh)
 
     def attach(self, names: Sequence[str], tell: Tell) -> dict[str, str]:
         """A model for each schedule; why it was left out, for those that `attach` refuses."""
@@ -99,7 +99,7 @@ class _Field:
 
     def measured(self, names: Collection[str]) -> list[Measured]:
         """What has one of these names: stock FSDP2, schedules, things alone."""
-        return [one for one in (*self._backwards, *self._collectives) if one.name in names]
+        return [one for one in (*self._backwards, *self._alone) if one.name in names]
 
     def set_compute(self, setting: str) -> None:
         """Let the backward of each module sleep as long as `setting` says."""
@@ -109,8 +109,10 @@ class _Field:
                     block.seconds = float(setting) / 1e3
 
 
-def _collectives(num_modules: int, numel: int, mesh: DeviceMesh) -> list[Measured]:
-    """Each kind alone, of every module and of next to nothing, on the groups that stock FSDP2 uses. Values don't matter."""
+def _alone(num_modules: int, numel: int, mesh: DeviceMesh) -> list[Measured]:
+    """Each kind of collective alone, of every module and of next to nothing, on the groups that stock FSDP2 uses; and copies.
+    Values don't matter.
+    """
     shard, replicate = mesh.get_group("shard"), mesh.get_group("replicate")
     # FSDP2 pads a parameter to a multiple of the ranks that share it.
     numel += -numel % shard.size()
@@ -135,6 +137,7 @@ def _collectives(num_modules: int, numel: int, mesh: DeviceMesh) -> list[Measure
     return [
         *(BackToBack(name, partial(issue, size=part.size(1)), num_modules) for name, issue in kinds.items()),
         *(BackToBack(name, partial(issue, size=1), num_modules, waits=True) for name, issue in small.items()),
+        Copies(whole),
     ]
 
 
