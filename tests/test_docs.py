@@ -62,12 +62,19 @@ def test_the_shown_schedule_is_what_tuning_finds(
     (shown,) = blocks(REPOSITORY / "docs" / "tune.md")
     monkeypatch.chdir(tmp_path)
     Path("two_hosts.yaml").write_text(profile, encoding="utf-8")
-    with pytest.raises(SystemExit):
-        cli.main(["tune", "mine", "--profile", "two_hosts.yaml", "--modules", "12"])
-    assert Path("mine.yaml").read_text(encoding="utf-8") == shown
     document = (REPOSITORY / "docs" / "tune.md").read_text(encoding="utf-8")
+    command = re.findall(r"^commplan tune .*$", document, re.MULTILINE)[0].split()[1:]
+    with pytest.raises(SystemExit):
+        cli.main(command)
+    assert Path("mine.yaml").read_text(encoding="utf-8") == shown
     rows = [line for line in capsys.readouterr().out.splitlines() if line.endswith("MiB")]
-    assert all(row in document for row in rows[:3])
+    rows = rows[: rows.index(next(row for row in rows if row.startswith("blocking"))) + 1]
+    assert all(row in document for row in rows)
+    Path("mine.yaml").unlink()
+    with pytest.raises(SystemExit):
+        cli.main(command[: command.index("--memory-cap")])
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "--memory-cap" in line]
+    assert row in document
 
 
 def test_the_shown_module_table_is_one_and_names_every_key() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,7 +17,7 @@ from commplan.cli.start import checked_name, written
 from commplan.errors import CommplanError
 from commplan.plan.diff import diff
 from commplan.sight.figures import table
-from commplan.tune import Found, Goal, NothingFitsError, Search
+from commplan.tune import NEARLY, Found, Goal, NothingFitsError, Search
 
 EXIT_NOTHING: Final = 1
 MAX_ROWS: Final = 5
@@ -60,7 +61,11 @@ def tune(
     typer.echo("\n".join(_shown(best, ranking)))
     if ranking and best.candidate is not None:
         render.console().print(difference_text(diff(ranking[0].simulated.plan, best.simulated.plan)), end="")
-    typer.echo(f"\nwrote {path}; next: commplan check {path}")
+        typer.echo("")
+    if (leanest := search.leanest_beside(best)) is not None:
+        cap_mib = math.ceil(leanest.peak_bytes / 2**20)
+        typer.echo(f"as fast within {NEARLY:.1%}, with {_mib(leanest.peak_bytes)}: add --memory-cap {cap_mib}MiB\n")
+    typer.echo(f"wrote {path}; next: commplan check {path}")
 
 
 def _text(best: Found, ranking: list[Found], goal: Goal, name: str) -> str:

@@ -17,7 +17,9 @@ from commplan.simulate import Simulated, costs, simulate
 from commplan.tune.candidates import CHOICES, ROOT, Candidate
 
 NEARLY = 5e-3
-"""Times are compared in steps of this part, as predictions are no nearer: within one less memory wins, then the plainer one."""
+"""Times are compared in steps of this part, as predictions are no nearer. Within one the library wins, whose schedules people
+know and have measured, then less memory, then the plainer one.
+"""
 
 STARTS = (
     Candidate(),
@@ -112,6 +114,13 @@ class Search:
             self._ranking = sorted(found, key=lambda one: (one.seconds, one.peak_bytes))
         return list(self._ranking)
 
+    def leanest_beside(self, best: Found) -> Found | None:
+        """Of what was tried and is in the same step of time as `best`, what takes the least memory, if that is less."""
+        of_best = self._rank(best)
+        alike = [one for one in self._known.values() if one is not None and self._rank(one)[0] == of_best[0]]
+        leanest = min(alike, key=self._rank, default=None)
+        return leanest if leanest is not None and leanest.peak_bytes < best.peak_bytes else None
+
     def try_candidate(self, candidate: Candidate) -> Found | None:
         """How a candidate would run; None if it is no right schedule, or does not keep the cap."""
         if candidate not in self._known:
@@ -130,8 +139,8 @@ class Search:
                 return best
             best, at = better, better.candidate
 
-    def _rank(self, found: Found) -> tuple[float, int, int, float]:
-        """The lowest is the best: times in steps of `NEARLY`, then memory, then how plain it is, then times.
+    def _rank(self, found: Found) -> tuple[float, bool, int, int, float]:
+        """The lowest is the best: times in steps of `NEARLY`, then the library, then memory, then how plain it is, then times.
 
         An order without circles, so that a climb comes to its end.
         """
@@ -139,7 +148,7 @@ class Search:
         unit_s = ranking[0].seconds if ranking and ranking[0].seconds > 0 else 1.0
         # The best of the library is the last of its step, so what comes out is never slower.
         steps = math.ceil(math.log(found.seconds / unit_s) / math.log1p(NEARLY) - 1e-9) if found.seconds > 0 else -math.inf
-        return steps, found.peak_bytes, _oddity(found), found.seconds
+        return steps, found.candidate is not None, found.peak_bytes, _oddity(found), found.seconds
 
     def _try(self, text: str) -> Found | None:
         try:

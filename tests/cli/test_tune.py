@@ -10,7 +10,7 @@ from tests.cli.test_simulate import PROFILE
 
 def test_it_writes_a_schedule_that_checks_and_is_as_fast_as_told(run: Run) -> None:
     profile = str(write("p.yaml", PROFILE.replace("compute_s", "fsdp2_gathers: blocking\ncompute_s")))
-    result = run("tune", "mine", "--profile", profile, "--modules", "6")
+    result = run("tune", "mine", "--profile", profile, "--modules", "6", "--memory-cap", "13MiB")
     assert result.code == 0
     assert "tried" in result.err
     row = next(line.split() for line in result.out.splitlines() if line.startswith("mine "))

@@ -91,11 +91,20 @@ def test_a_cap_that_nothing_keeps_is_told() -> None:
         Search(goal(3, profile(*RATIOS[0]), 1000)).best()
 
 
-def test_less_memory_wins_where_times_are_alike() -> None:
+def test_where_times_are_alike_the_library_wins_and_what_takes_less_memory_is_known() -> None:
     # Compute hides everything: what applies early holds fewest shards.
-    best = Search(goal(8, profile(1, 0.05, 0.1, 0.05), bit_equal=True)).best()
-    everything_in_root = commplan.compile("prefetch_overlap", 8)
-    assert best.peak_bytes < everything_in_root.peak_bytes / 2
+    of = profile(1, 0.05, 0.1, 0.05)
+    search = Search(goal(8, of, bit_equal=True))
+    best = search.best()
+    assert best.simulated.plan.schedule == "prefetch_overlap"
+    leanest = search.leanest_beside(best)
+    assert leanest is not None
+    assert leanest.peak_bytes < best.peak_bytes / 2
+    assert leanest.seconds <= best.seconds * (1 + 1e-9)
+    capped = Search(goal(8, of, leanest.peak_bytes, bit_equal=True))
+    assert capped.best().peak_bytes <= leanest.peak_bytes
+    assert capped.best().seconds <= leanest.seconds * 1.006
+    assert capped.leanest_beside(capped.best()) is None
 
 
 @given(st.builds(Candidate, **{name: st.sampled_from(values) for name, values in CHOICES.items()}))
