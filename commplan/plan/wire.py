@@ -42,7 +42,10 @@ def lies_as_sent(step: OpStep, members: Sequence[Module]) -> bool:
     if step.kind is Kind.ALL_GATHER:
         return True
     is_padded = parameters[0].padded_numel(first.shard_size) != parameters[0].numel
-    return step.kind is Kind.REDUCE_SCATTER and not is_padded and first.gather_dtype == (step.dtype or first.reduce_dtype)
+    dtype = step.dtype or first.reduce_dtype
+    # What is sent in fp16 is divided before, and autograd's own memory is not written to.
+    is_as_computed = dtype == first.gather_dtype and dtype != "float16"
+    return step.kind is Kind.REDUCE_SCATTER and not is_padded and is_as_computed
 
 
 def _gathered_bytes(module: Module, op: OpId) -> int:

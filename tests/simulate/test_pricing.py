@@ -129,6 +129,8 @@ def module_of(*shapes: tuple[int, ...], **changes: Any) -> Module:
         ((), module_of((7,)), True, False),
         ((), module_of((8, 4), shard_dim=1), True, True),
         ((), module_of((8,)).model_copy(update={"gather_dtype": "bfloat16"}), True, False),
+        ((), module_of((8,)).model_copy(update=dict.fromkeys(("gather_dtype", "reduce_dtype"), "bfloat16")), False, False),
+        ((), module_of((8,)).model_copy(update=dict.fromkeys(("gather_dtype", "reduce_dtype"), "float16")), True, False),
     ],
 )
 def test_a_lone_parameter_is_copied_where_it_does_not_lie_as_it_is_sent(
