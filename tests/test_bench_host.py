@@ -72,7 +72,9 @@ def test_ratios_and_growth_are_of_medians() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="threads can be kept to a core on Linux only")
 def test_on_one_core_every_thread_is_kept_there_and_none_afterwards() -> None:
     before, ends = os.sched_getaffinity(0), threading.Event()
-    threads = [threading.Thread(target=ends.wait) for _ in range(2)]
+    if len(before) < 2:
+        pytest.skip("there is one core alone")
+    threads = [threading.Thread(target=ends.wait, daemon=True) for _ in range(2)]
     threads[0].start()
     with host_work.one_core():
         threads[1].start()

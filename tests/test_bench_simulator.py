@@ -51,7 +51,7 @@ def profile(setting: Setting) -> Profile:
                 "fsdp2_copy_bytes_per_s": 4e7,
                 "pack_bytes_per_s": COPY_BYTES_PER_S,
                 "unpack_bytes_per_s": COPY_BYTES_PER_S,
-                "copies_lone": False,
+                "packs_lone": False,
             },
             "fsdp2_gathers": "blocking",
         }

@@ -256,24 +256,26 @@ class _Draft:
         if beside is None:
             self.comments["host",] = "Nothing else was measured." if copied else "Not measured."
             return copied
-        found: dict[str, Any] = {"issue_s": max(beside.overhead_s, 0.0) / max(beside.num_issued, 1)}
+        packed = _speed(self._measured.packed_bytes, beside.pack_s)
+        unpacked = _speed(self._measured.unpacked_bytes, beside.unpack_s)
+        # What was done where nothing was to be copied has to count somewhere.
+        uncopied_s = (beside.pack_s if packed is None else 0.0) + (beside.unpack_s if unpacked is None else 0.0)
+        found: dict[str, Any] = {"issue_s": max(beside.overhead_s + uncopied_s, 0.0) / max(beside.num_issued, 1)}
         said = [
             f"Of a backward with {beside.num_issued} ops hooks took {in_ms(beside.overhead_s)} ms without waits and copies,",
             f"packing gradients {in_ms(beside.pack_s)} ms, unpacking parameters {in_ms(beside.unpack_s)} ms, writing to .grad "
             f"{in_ms(beside.write_s)} ms.",
         ]
-        packed = _speed(self._measured.packed_bytes, beside.pack_s)
         if packed is None:
-            said.append("No gradient was packed: each is sent as it lies.")
-        unpacked = _speed(self._measured.unpacked_bytes, beside.unpack_s)
+            said.append("No gradient has to be packed: each is sent as it lies.")
         if unpacked is None:
-            said.append("No parameter was unpacked: each is gathered in its place.")
+            said.append("No parameter has to be unpacked: each is gathered in its place.")
         alone = self._measured.memory_bytes_per_s
         if alone is not None and None in (packed, unpacked):
             said.append("What buckets and pieces copy was measured by itself: fresh memory of the host.")
         found |= {"pack_bytes_per_s": packed or alone, "unpack_bytes_per_s": unpacked or alone}
         if self._measured.device == "cpu":
-            found["copies_lone"] = False
+            found["packs_lone"] = False
         if beside.num_written:
             found["apply_s"] = beside.write_s / beside.num_written
         self.comments["host",] = "\n".join(said)

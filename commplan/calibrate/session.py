@@ -177,11 +177,11 @@ class _Session:
         if found := (yield from self._beside(model, device, meeting, backwards, _total_s(quiet))):
             beside, plan = found
         on_cpu = device.type == "cpu"
-        memory_speed = self._memory_speed(plan.modules, meeting) if on_cpu else None
+        memory_speed = self._memory_speed(plan.modules, meeting) if on_cpu and beside is not None else None
         if not meeting.is_first:
             return None
         table = plan.modules
-        packed, unpacked = copies_of(plan, copies_lone=not on_cpu)
+        packed, unpacked = copies_of(plan, packs_lone=not on_cpu)
         measured = Measurements(
             table=table,
             compute=compute,
@@ -314,7 +314,8 @@ class _Session:
 
     def _memory_speed(self, table: ModuleTable, meeting: Meeting) -> float:
         """Of copying what the largest module reduces, on the middle rank; all ranks copy, about at once."""
-        own = memory_bytes_per_s(max(module.reduced_bytes for module in table.modules))
+        with failing(meeting):
+            own = memory_bytes_per_s(max(module.reduced_bytes for module in table.modules))
         return float(meeting.conclude(own, statistics.median, "copies in memory"))
 
     def _beside(

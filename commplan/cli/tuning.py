@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -15,6 +15,7 @@ from commplan.cli.difference import difference_text
 from commplan.cli.predict import ModulesOption, ProfileOption, read_profile
 from commplan.cli.start import checked_name, written
 from commplan.errors import CommplanError
+from commplan.language.fields import UNIT_BYTES
 from commplan.plan.diff import diff
 from commplan.sight.figures import table
 from commplan.tune import NEARLY, Found, Goal, NothingFitsError, Search
@@ -62,16 +63,29 @@ def tune(
     if ranking and best.candidate is not None:
         render.console().print(difference_text(diff(ranking[0].simulated.plan, best.simulated.plan)), end="")
         typer.echo("")
-    if (leanest := search.leanest_beside(best)) is not None:
-        cap_mib = math.ceil(leanest.peak_bytes / 2**20)
-        typer.echo(f"as fast within {NEARLY:.1%}, with {_mib(leanest.peak_bytes)}: add --memory-cap {cap_mib}MiB\n")
+    if (leaner := _leaner(search, best)) is not None:
+        cap, found = leaner
+        typer.echo(f"with --memory-cap {cap}: {_ms(found.seconds)}, {_mib(found.peak_bytes)}\n")
     typer.echo(f"wrote {path}; next: commplan check {path}")
+
+
+def _leaner(search: Search, best: Found) -> tuple[str, Found] | None:
+    """A cap under which this command finds something that is nearly as fast as `best` with less memory, and what it finds."""
+    leanest = search.leanest_beside(best)
+    if leanest is None:
+        return None
+    found = Search(replace(search.goal, memory_cap_bytes=leanest.peak_bytes), search.name).best()
+    if found.seconds > best.seconds * (1 + NEARLY):
+        return None
+    unit = next((unit for unit in ("GiB", "MiB", "KiB") if leanest.peak_bytes % UNIT_BYTES[unit] == 0), "")
+    return f"{leanest.peak_bytes // UNIT_BYTES.get(unit, 1)}{unit}", found
 
 
 def _text(best: Found, ranking: list[Found], goal: Goal, name: str) -> str:
     modules, profile = len(goal.table), goal.profile.name
     if best.candidate is None:
-        return f"# Nothing that was tried is faster for {modules} modules under the profile {profile}.\n{best.text}"
+        tried = f"Nothing that was tried is faster by more than {NEARLY:.1%} for {modules} modules under the profile {profile}."
+        return f"# {tried}\n{best.text}"
     against = f", {ranking[0].seconds / best.seconds:.3f} times as fast as {_schedule(ranking[0])}" if ranking else ""
     found = f"Found by `commplan tune` for {modules} modules under the profile {profile}."
     memory = f"{_mib(best.peak_bytes)} of communication memory at most"

@@ -105,8 +105,8 @@ class Host(_Part):
         issue_s: for each op that it issues.
         pack_bytes_per_s: copies gradients into the input of a reduce-scatter, and shards into that of an all-gather.
         unpack_bytes_per_s: copies gathered parameters to their places.
-        copies_lone: whether that is done for one parameter alone in its op and in one piece, too: not on a CPU, where it is
-            sent from, and gathered to, where it lies.
+        packs_lone: whether a gradient that is alone in its reduce-scatter, uncut and as it travels, is packed, too: not on a
+            CPU, where it is sent as it lies.
         fsdp2_copy_bytes_per_s: likewise, and copies shards before it, where FSDP2 gathers by itself; without it, as
             `unpack_bytes_per_s`.
         apply_s: for each apply; `apply_bytes_per_s` of the reduced shard besides.
@@ -115,7 +115,7 @@ class Host(_Part):
     issue_s: Seconds = 0
     pack_bytes_per_s: Speed | None = None
     unpack_bytes_per_s: Speed | None = None
-    copies_lone: bool = True
+    packs_lone: bool = True
     fsdp2_copy_bytes_per_s: Speed | None = None
     apply_s: Seconds = 0
     apply_bytes_per_s: Speed | None = None

@@ -1,4 +1,4 @@
-"""How many bytes the collectives of a plan move, and whose."""
+"""How many bytes the collectives of a plan move, whose, and which of them lie in memory as they travel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from commplan.graph.timeline import orders
 from commplan.language.modules import Module
 from commplan.ops import ITEMSIZE_BYTES, Kind, OpId, piece_bounds
-from commplan.plan.model import OpStep, Plan
+from commplan.plan.model import BufferKind, OpStep, Plan
 
 
 def members_of(plan: Plan) -> Callable[[OpStep], list[Module]]:
@@ -31,21 +31,37 @@ def wire_bytes(step: OpStep, members: Sequence[Module]) -> int:
     return sum(_piece(m.shard_numel, step.op) for m in members) * ranks * itemsize_bytes
 
 
-def lies_as_sent(step: OpStep, members: Sequence[Module]) -> bool:
-    """Whether what `step` sends and receives is whole in memory in that order and dtype already: one parameter, not cut, alone
-    in its op. Where lanes share the memory of compute, as on a CPU, nothing is copied then.
+def is_gathered_in_place(step: OpStep, members: Sequence[Module]) -> bool:
+    """Whether an all-gather brings one whole parameter, uncut, which lies as it arrives: nothing is unpacked (unless autograd
+    is compiled, where whole parameters lie elsewhere).
     """
     first, *others = members
-    parameters = first.parameters if step.kind is Kind.ALL_GATHER else first.trainable
-    if others or step.op.pieces > 1 or len(parameters) != 1 or parameters[0].shard_dim != 0:
-        return False
-    if step.kind is Kind.ALL_GATHER:
-        return True
-    is_padded = parameters[0].padded_numel(first.shard_size) != parameters[0].numel
-    dtype = step.dtype or first.reduce_dtype
-    # What is sent in fp16 is divided before, and autograd's own memory is not written to.
-    is_as_computed = dtype == first.gather_dtype and dtype != "float16"
-    return step.kind is Kind.REDUCE_SCATTER and not is_padded and is_as_computed
+    return not others and step.op.pieces == 1 and len(first.parameters) == 1 and first.parameters[0].shard_dim == 0
+
+
+def sent_as_it_lies(plan: Plan) -> Callable[[OpStep], bool]:
+    """Tells which reduce-scatters of `plan` need no packing where lanes share the memory of compute, as on a CPU: of one
+    gradient, uncut and alone in its op, as its hook finds it, in the order and dtype of the wire, which nothing divides before.
+    """
+    members = members_of(plan)
+    kept = {module for b in plan.buffers if b.kind is BufferKind.GRADIENT for module in range(b.first, b.last + 1)}
+    ops = [step for step in plan.steps if isinstance(step, OpStep)]
+    # One op in fp16 has all of a module's reductions divided as fp16 needs it.
+    divided = {n for step in ops if step.dtype == "float16" for n in step.op.members}
+
+    def is_sent_as_it_lies(step: OpStep) -> bool:
+        first, *others = members(step)
+        if step.kind is not Kind.REDUCE_SCATTER or others or step.op.pieces > 1 or len(first.trainable) != 1:
+            return False
+        if step.op.first in kept or step.op.first in divided:
+            return False
+        parameter, dtype = first.trainable[0], step.dtype or first.reduce_dtype
+        is_padded = parameter.padded_numel(first.shard_size) != parameter.numel
+        # FSDP2 divides before where sums may overflow, which it takes for granted of any other dtype.
+        is_summed = first.reduce_dtype in ("float32", "bfloat16")
+        return parameter.shard_dim == 0 and not is_padded and is_summed and dtype == first.gather_dtype
+
+    return is_sent_as_it_lies
 
 
 def _gathered_bytes(module: Module, op: OpId) -> int:

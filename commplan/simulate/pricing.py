@@ -11,7 +11,7 @@ from commplan.language.profiles import Host, Profile
 from commplan.language.source import did_you_mean, shown
 from commplan.ops import COMPUTE_LANE, TRAITS, Axis, Kind
 from commplan.plan.model import OpStep, Plan
-from commplan.plan.wire import lies_as_sent, wire_bytes
+from commplan.plan.wire import is_gathered_in_place, sent_as_it_lies, wire_bytes
 from commplan.simulate.costs import Costs, OpCost
 
 
@@ -25,7 +25,12 @@ def costs(plan: Plan, profile: Profile) -> Costs:
     completion, need = ([table[index] for index in order] for order in orders(plan.modules))
     steps = [step for step in plan.steps if isinstance(step, OpStep)]
     gathered = {member: step for step in steps if step.kind is Kind.ALL_GATHER for member in step.op.members}
-    ops = {step.op: _op_cost(step, need if step.kind is Kind.ALL_GATHER else completion, profile) for step in steps}
+    lies = sent_as_it_lies(plan)
+    unpacked = {step.op for step in steps if not profile.host.packs_lone and lies(step)}
+    ops = {
+        step.op: _op_cost(step, need if step.kind is Kind.ALL_GATHER else completion, profile, packs=step.op not in unpacked)
+        for step in steps
+    }
     compute_s = list(compute_alone(plan, profile))
     gather_s = [0.0] * len(table)
     for place, index in enumerate(orders(plan.modules)[1]):
@@ -33,7 +38,7 @@ def costs(plan: Plan, profile: Profile) -> Costs:
         if module.shard_size == 1 or not module.resharded_after_forward:
             continue
         if (step := gathered.get(place)) is not None:
-            if host.copies_lone or not lies_as_sent(step, [need[n] for n in step.op.members]):
+            if not is_gathered_in_place(step, [need[n] for n in step.op.members]):
                 compute_s[index] += _over(module.gathered_bytes, host.unpack_bytes_per_s)
             continue
         compute_s[index] += _over(module.gathered_bytes, host.fsdp2_copy_bytes_per_s or host.unpack_bytes_per_s)
@@ -65,9 +70,11 @@ def compute_alone(plan: Plan, profile: Profile) -> tuple[float, ...]:
     return tuple(_compute_s(module, profile) if index in needed else 0 for index, module in enumerate(table))
 
 
-def _op_cost(step: OpStep, modules: Sequence[Module], profile: Profile) -> OpCost:
+def _op_cost(step: OpStep, modules: Sequence[Module], profile: Profile, *, packs: bool) -> OpCost:
+    """`packs`: what it sends may have to be packed."""
     members = [modules[n] for n in step.op.members]
     host = profile.host
+    pack_s = _pack_s(step, members, host) if packs else 0
     if step.kind is Kind.APPLY:
         seconds = host.apply_s + _over(sum(m.shard_bytes for m in members), host.apply_bytes_per_s)
         return OpCost(latency_s=seconds) if step.lane == COMPUTE_LANE else OpCost(issue_s=host.issue_s, latency_s=seconds)
@@ -75,19 +82,21 @@ def _op_cost(step: OpStep, modules: Sequence[Module], profile: Profile) -> OpCos
     assert axis is not None
     if members[0].axes.get(axis, 1) == 1:
         # Of one rank: nothing is sent.
-        return OpCost(host.issue_s + _pack_s(step, members, host))
+        return OpCost(host.issue_s + pack_s)
     size_bytes = wire_bytes(step, members)
     latency_s, transfer_s = profile.transfer(axis, step.kind).seconds(size_bytes)
-    return OpCost(host.issue_s + _pack_s(step, members, host), latency_s, transfer_s, profile.axes[axis].link)
+    return OpCost(host.issue_s + pack_s, latency_s, transfer_s, profile.axes[axis].link)
 
 
 def _pack_s(step: OpStep, members: Sequence[Module], host: Host) -> float:
     """Copying into what is sent; all pieces are packed with the first."""
-    if step.op.piece > 0 or (not host.copies_lone and lies_as_sent(step, members)):
+    if step.op.piece > 0:
         return 0
     if step.kind is Kind.REDUCE_SCATTER:
         return _over(sum(m.reduced_bytes for m in members), host.pack_bytes_per_s)
     if step.kind is Kind.ALL_GATHER:
+        if is_gathered_in_place(step, members) and members[0].parameters[0].dtype == members[0].gather_dtype:
+            return 0
         return _over(sum(m.gathered_bytes // m.shard_size for m in members), host.pack_bytes_per_s)
     # Without a shard axis the all-reduce packs.
     return _over(sum(m.reduced_bytes for m in members if Axis.SHARD not in m.axes), host.pack_bytes_per_s)

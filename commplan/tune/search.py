@@ -115,7 +115,10 @@ class Search:
         return list(self._ranking)
 
     def leanest_beside(self, best: Found) -> Found | None:
-        """Of what was tried and is in the same step of time as `best`, what takes the least memory, if that is less."""
+        """Of what was tried and is in the same step of time as `best`, what takes the least memory, if that is less.
+
+        A search under a cap of so much may come out elsewhere: it goes other ways.
+        """
         of_best = self._rank(best)
         alike = [one for one in self._known.values() if one is not None and self._rank(one)[0] == of_best[0]]
         leanest = min(alike, key=self._rank, default=None)

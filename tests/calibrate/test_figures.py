@@ -107,8 +107,13 @@ def test_what_the_host_does() -> None:
     assert (nothing.pack_bytes_per_s, nothing.unpack_bytes_per_s) == (None, None)
     alone = profile(beside=replace(BESIDE, pack_s=0.0), memory_bytes_per_s=5e9).host
     assert (alone.pack_bytes_per_s, alone.unpack_bytes_per_s) == (5e9, found.unpack_bytes_per_s)
-    assert not alone.copies_lone
-    assert profile(device="cuda").host.copies_lone
+    assert not alone.packs_lone
+    # Its time is not lost.
+    assert alone.issue_s == pytest.approx(0.009 / 9)
+    in_place = profile(unpacked_bytes=0, memory_bytes_per_s=5e9).host
+    assert (in_place.unpack_bytes_per_s, in_place.pack_bytes_per_s) == (5e9, found.pack_bytes_per_s)
+    assert in_place.issue_s == pytest.approx((0.009 + 0.002) / 9, rel=1e-3)
+    assert profile(device="cuda").host.packs_lone
     assert profile(beside=None).host.issue_s == 0
 
 

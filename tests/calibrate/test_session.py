@@ -348,11 +348,11 @@ def test_what_has_no_shard_axis_is_packed_for_its_all_reduce() -> None:
     whole = ModuleTable.uniform(3)
     plan = commplan.compile("prefetch_overlap", whole)
     module = whole.modules[0]
-    assert copies_of(plan, copies_lone=True) == (3 * module.reduced_bytes, 3 * module.gathered_bytes)
-    assert copies_of(plan, copies_lone=False) == (0, 0)
+    assert copies_of(plan, packs_lone=True) == (3 * module.reduced_bytes, 0)
+    assert copies_of(plan, packs_lone=False) == (0, 0)
     replicated = ModuleTable(modules=tuple(m.model_copy(update={"axes": {Axis.REPLICATE: 4}}) for m in whole.modules))
-    for copies_lone in (True, False):
-        found, _ = copies_of(commplan.compile("blocking", replicated), copies_lone=copies_lone)
+    for packs_lone in (True, False):
+        found, _ = copies_of(commplan.compile("blocking", replicated), packs_lone=packs_lone)
         assert found == sum(module.reduced_bytes for module in replicated.modules) > 0
 
 

@@ -112,18 +112,25 @@ def _settled_memory() -> Iterator[None]:
 def one_core() -> Iterator[None]:
     """Inside, all threads of this process share one core: none is woken on another one."""
     cores = os.sched_getaffinity(0)
-    _keep_to({min(cores)})
+    before: dict[int, Collection[int]] = {}
+    # Threads may be born meanwhile.
+    while new := _threads().difference(before):
+        for thread in new:
+            before[thread] = cores
+            # Or have ended.
+            with contextlib.suppress(ProcessLookupError):
+                before[thread] = os.sched_getaffinity(thread)
+                os.sched_setaffinity(thread, {min(cores)})
     try:
         yield
     finally:
-        _keep_to(cores)
+        for thread in _threads():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, before.get(thread, cores))
 
 
-def _keep_to(cores: Collection[int]) -> None:
-    for thread in Path("/proc/self/task").iterdir():
-        # It may have ended by now.
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(int(thread.name), cores)
+def _threads() -> set[int]:
+    return {int(entry.name) for entry in Path("/proc/self/task").iterdir()}
 
 
 def _times(models: Mapping[str, nn.Module], runs: int) -> dict[str, Times]:

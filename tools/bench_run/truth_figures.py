@@ -118,7 +118,7 @@ def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
                 "issue_s": issue_s,
                 "pack_bytes_per_s": copy_bytes_per_s,
                 "unpack_bytes_per_s": copy_bytes_per_s,
-                "copies_lone": False,
+                "packs_lone": False,
                 "apply_s": took_s["apply"],
                 "fsdp2_copy_bytes_per_s": _speed(module.gathered_bytes, copies_s, 0.0)["bytes_per_s"],
             },
