@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from commplan.tune import Search
 from tests.cli.running import Run, write
 from tests.cli.test_simulate import PROFILE
 
@@ -32,3 +35,16 @@ def test_no_file_is_overwritten_and_a_cap_that_nothing_keeps_writes_none(run: Ru
     assert "no schedule keeps a cap of 1000 bytes" in tight.text
     assert not Path("tight.yaml").exists()
     assert run("tune", "blocking", "--profile", profile, "--modules", "4").code == 2
+
+
+def test_a_cap_is_named_only_where_what_it_finds_is_nearly_as_fast(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = str(write("p.yaml", PROFILE))
+    named = run("tune", "first", "--profile", profile, "--modules", "6").out
+    assert "with --memory-cap " in named
+    cap = named.split("--memory-cap ")[1].split(":")[0]
+    capped = run("tune", "second", "--profile", profile, "--modules", "6", "--memory-cap", cap)
+    assert named.split(f"--memory-cap {cap}: ")[1].split(",")[0] in capped.out
+    # As if what takes least, whatever its time, were as fast.
+    leanest = lambda search, best: min(search.library_ranking(), key=lambda found: found.peak_bytes)  # noqa: E731
+    monkeypatch.setattr(Search, "leanest_beside", leanest)
+    assert "--memory-cap" not in run("tune", "third", "--profile", profile, "--modules", "6").out
