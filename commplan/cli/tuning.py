@@ -74,7 +74,11 @@ def _leaner(search: Search, best: Found) -> tuple[str, Found] | None:
     leanest = search.leanest_beside(best)
     if leanest is None:
         return None
-    found = Search(replace(search.goal, memory_cap_bytes=leanest.peak_bytes), search.name).best()
+    try:
+        found = Search(replace(search.goal, memory_cap_bytes=leanest.peak_bytes), search.name).best()
+    except NothingFitsError:
+        # Under a cap a search goes other ways, and may not come there.
+        return None
     if found.seconds > best.seconds * (1 + NEARLY):
         return None
     unit = next((unit for unit in ("GiB", "MiB", "KiB") if leanest.peak_bytes % UNIT_BYTES[unit] == 0), "")

@@ -105,18 +105,18 @@ class Host(_Part):
         issue_s: for each op that it issues.
         pack_bytes_per_s: copies gradients into the input of a reduce-scatter, and shards into that of an all-gather.
         unpack_bytes_per_s: copies gathered parameters to their places.
-        packs_lone: whether a gradient that is alone in its reduce-scatter, uncut and as it travels, is packed, too: not on a
-            CPU, where it is sent as it lies.
         fsdp2_copy_bytes_per_s: likewise, and copies shards before it, where FSDP2 gathers by itself; without it, as
             `unpack_bytes_per_s`.
+        packs_lone: whether a gradient that is alone in its reduce-scatter, uncut and as it travels, is packed, too: not on a
+            CPU, where it is sent as it lies.
         apply_s: for each apply; `apply_bytes_per_s` of the reduced shard besides.
     """
 
     issue_s: Seconds = 0
     pack_bytes_per_s: Speed | None = None
     unpack_bytes_per_s: Speed | None = None
-    packs_lone: bool = True
     fsdp2_copy_bytes_per_s: Speed | None = None
+    packs_lone: bool = True
     apply_s: Seconds = 0
     apply_bytes_per_s: Speed | None = None
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import commplan
-from commplan.calibrate import Limits, Outcome, Settings, run, session
+from commplan.calibrate import Limits, Outcome, Settings, copying, run, session
 from commplan.calibrate.copying import copies_of, memory_bytes_per_s
 from commplan.errors import CommplanError, Severity
 from commplan.fsdp2 import faults, torch_private
@@ -338,10 +338,17 @@ def test_the_table_has_the_real_orders_where_nothing_runs_beside_compute(worlds:
     assert [name for name in names if name != "(root)"] == ["b.1", "b.0", "b.2"]
 
 
-def test_memory_has_a_speed() -> None:
-    # Between a megabyte and ten terabytes a second.
-    assert 1e6 < memory_bytes_per_s(1 << 20) < 1e13
-    assert memory_bytes_per_s(0) > 0
+def test_memory_is_as_fast_as_the_middle_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(size_bytes: int) -> float:
+        # Copies of 1, 2 ... 9 ms.
+        clock = iter([time_s for n in range(1, 10) for time_s in (n, n + n / 1e3)])
+        with monkeypatch.context() as patch:
+            patch.setattr(copying, "time", SimpleNamespace(perf_counter=clock.__next__))
+            return memory_bytes_per_s(size_bytes)
+
+    assert of(1 << 20) == pytest.approx((1 << 20) / 0.005)
+    assert of(1 << 30) == pytest.approx((64 << 20) / 0.005)
+    assert of(0) == pytest.approx(1 / 0.005)
 
 
 def test_what_has_no_shard_axis_is_packed_for_its_all_reduce() -> None:

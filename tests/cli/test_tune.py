@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,3 +49,11 @@ def test_a_cap_is_named_only_where_what_it_finds_is_nearly_as_fast(run: Run, mon
     leanest = lambda search, best: min(search.library_ranking(), key=lambda found: found.peak_bytes)  # noqa: E731
     monkeypatch.setattr(Search, "leanest_beside", leanest)
     assert "--memory-cap" not in run("tune", "third", "--profile", profile, "--modules", "6").out
+
+
+def test_a_cap_under_which_a_search_comes_to_nothing_is_not_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Search, "leanest_beside", lambda search, best: SimpleNamespace(peak_bytes=1000))
+    result = run("tune", "mine", "--profile", str(write("p.yaml", PROFILE)), "--modules", "6")
+    assert result.code == 0
+    assert "--memory-cap" not in result.text
+    assert "wrote mine.yaml" in result.out
