@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from bench_run.emulated import SleepingLinear
-from bench_run.twohost_work import COPIES, slowest_s
+from bench_run.twohost_work import slowest_s
 from commplan import Plan
 from commplan.fsdp2.attachment import Attachment
 from commplan.ops import Kind
@@ -169,58 +169,19 @@ class Backward:
         return [round((time_s - self._begin_s) * 1e3, 2) for time_s in times_s]
 
 
-class BackToBack:
-    """A collective for each module, one behind the other on the same groups, and one wait at the end.
+class Alone:
+    """Something beside backwards, of which only the time counts."""
 
-    Args:
-        waits: wait for each before the next is issued.
-    """
-
-    def __init__(self, name: str, issue: Callable[[int], dist.Work], num_modules: int, *, waits: bool = False) -> None:
+    def __init__(self, name: str, run: Callable[[], None]) -> None:
         self.name = name
-        self._issue = issue
-        self._num_modules = num_modules
-        self._waits = waits
+        self._run = run
 
     def prepare(self) -> None:
         """Nothing."""
 
     def run(self) -> None:
-        """All of them."""
-        issued = []
-        for n in range(self._num_modules):
-            issued.append(self._issue(n))
-            if self._waits:
-                issued.pop().wait()
-        for work in issued:
-            work.wait()
-
-    def finish(self) -> None:
-        """Nothing."""
-
-    def restart(self) -> None:
-        """Nothing."""
-
-    def seen(self, at: int) -> dict[str, Any]:
-        """See `Measured`."""
-        return {}
-
-
-class Copies:
-    """Copies of each module's gradient into fresh memory, as for what is not sent as it lies."""
-
-    name: str = COPIES
-
-    def __init__(self, whole: torch.Tensor) -> None:
-        self._whole = whole
-
-    def prepare(self) -> None:
-        """Nothing."""
-
-    def run(self) -> None:
-        """All of them."""
-        for gradient in self._whole:
-            torch.empty_like(gradient).copy_(gradient)
+        """All of it."""
+        self._run()
 
     def finish(self) -> None:
         """Nothing."""

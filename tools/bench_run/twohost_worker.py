@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 import commplan
 from bench_run import twohost_work as work_
 from bench_run.emulated import SleepingLinear
-from bench_run.twohost_measured import BackToBack, Backward, Copies, Measured, Reference, measure
+from bench_run.twohost_measured import Alone, Backward, Measured, Reference, measure
 from bench_run.twohost_work import Work, best_schedules
 from commplan.errors import CommplanError
 
@@ -134,10 +134,23 @@ def _alone(num_modules: int, numel: int, mesh: DeviceMesh) -> list[Measured]:
 
     kinds = {work_.REDUCE_SCATTERS: reduce_scatter, work_.ALL_REDUCES: all_reduce, work_.ALL_GATHERS: all_gather}
     small = dict(zip(work_.SMALL, kinds.values(), strict=True))
+
+    def back_to_back(issue: Callable[[int, int], dist.Work]) -> None:
+        for work in [issue(n, part.size(1)) for n in range(num_modules)]:
+            work.wait()
+
+    def one_by_one(issue: Callable[[int, int], dist.Work]) -> None:
+        for n in range(num_modules):
+            issue(n, 1).wait()
+
+    def copy() -> None:
+        for gradient in whole:
+            torch.empty_like(gradient).copy_(gradient)
+
     return [
-        *(BackToBack(name, partial(issue, size=part.size(1)), num_modules) for name, issue in kinds.items()),
-        *(BackToBack(name, partial(issue, size=1), num_modules, waits=True) for name, issue in small.items()),
-        Copies(whole),
+        *(Alone(name, partial(back_to_back, issue)) for name, issue in kinds.items()),
+        *(Alone(name, partial(one_by_one, issue)) for name, issue in small.items()),
+        Alone(work_.COPIES, copy),
     ]
 
 
