@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from commplan.errors import CollectiveTimeoutError, DivergenceError, ExecutionError
+from commplan.execute.ending import Ending
 from commplan.execute.ranks import listed
-from commplan.execute.waiting import END_S, wait_in_slices
+from commplan.execute.waiting import wait_in_slices
 
 # A rank that is missing is told by the op that misses it.
 PATIENCE_S = 0.3
@@ -113,13 +113,13 @@ class Control:
 
     def close(self) -> None:
         """End the thread. One that hangs in an exchange is left behind; it is a daemon and touches nothing any more."""
-        self.let_go()()
+        self.let_go().join()
 
-    def let_go(self) -> Callable[[], object]:
-        """Let the thread end by itself, and what waits for that; see `Lanes.let_go`."""
+    def let_go(self) -> Ending:
+        """Let the thread end by itself; see `Lanes.let_go`."""
         self._is_closing = True
         self._queue.put(None)
-        return partial(self._thread.join, END_S)
+        return Ending(self._thread)
 
     def _serve(self) -> None:
         while (check := self._queue.get()) is not None:

@@ -57,6 +57,7 @@ class Executor:
     """
 
     def __init__(self, plan: Plan, units: Sequence[Unit], machinery: Machinery) -> None:
+        self._machinery = machinery
         self._lanes = machinery.lanes
         self._memory = machinery.memory
         self._control = machinery.control
@@ -72,7 +73,7 @@ class Executor:
         self.set_plan(plan, units)
         self.health.watch()
         # Models are dropped with a schedule attached, too.
-        self._unattended = weakref.finalize(self, machinery.let_go)
+        self._unattended = weakref.finalize(self, machinery.let_go_unattended)
         self._unattended.atexit = False
 
     # What a framework calls: see `interface`.
@@ -235,13 +236,11 @@ class Executor:
     def end_threads(self) -> None:
         """End what runs beside the calling thread, whatever it waits for; nothing can run any more."""
         self._unattended.detach()
-        if self._control is not None:
-            # First, since a worker may wait for what ranks agree on.
-            self._control.let_go()
-        self._lanes.close()
-        if self._control is not None:
-            self._control.close()
-        self.health.close()
+        self._machinery.close()
+
+    def outlast_threads(self) -> None:
+        """Python ends, and what runs beside the calling thread has to be over before."""
+        self._machinery.close_at_exit()
 
     # The loop.
 

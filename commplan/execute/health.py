@@ -84,11 +84,6 @@ class Health:
         host_wait = self.host_wait
         return Place(self.where, (*self._lanes.in_flight(), *([host_wait] if host_wait is not None else [])))
 
-    def close(self) -> None:
-        """Tell other ranks nothing more."""
-        if self._lookout is not None:
-            self._lookout.close()
-
 
 class _Failing:
     """See `Health.failing`; a class, since it is entered several times for each module."""

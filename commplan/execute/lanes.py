@@ -10,6 +10,7 @@ from typing import Protocol
 import torch.distributed as dist
 
 from commplan.errors import CollectiveTimeoutError, ExecutionError
+from commplan.execute.ending import Ending
 from commplan.sight.intervals import Interval
 
 
@@ -94,13 +95,13 @@ class Lanes(Protocol):
     def close(self) -> None:
         """End the lanes; queued tasks are dropped."""
 
-    def let_go(self) -> Sequence[Callable[[], object]]:
+    def let_go(self) -> Sequence[Ending]:
         """Nobody uses the lanes any more: let their threads end, without waiting.
 
         May be called in the midst of anything, by Python's collector: so it takes no lock.
 
         Returns:
-            What waits for them to end, a short time each.
+            What waits for them.
         """
 
 

@@ -15,11 +15,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from torch.distributed.distributed_c10d import Store
 
 from commplan.errors import ExecutionError
+from commplan.execute.ending import Ending
 from commplan.execute.ranks import listed
 
 logger = logging.getLogger("commplan")
@@ -111,13 +111,13 @@ class Lookout:
 
     def close(self) -> None:
         """End the thread."""
-        for join in self.let_go():
-            join()
+        for ending in self.let_go():
+            ending.join()
 
-    def let_go(self) -> Sequence[Callable[[], object]]:
+    def let_go(self) -> Sequence[Ending]:
         """Let the thread end by itself; see `Lanes.let_go`."""
         self._is_closing = True
-        return [partial(_wake_and_join, self._awake, self._thread)] if self._thread is not None else []
+        return [Ending(self._thread, self._awake.set)] if self._thread is not None else []
 
     # On the thread.
 
@@ -181,8 +181,3 @@ class Lookout:
             ranks_at[text].append(rank)
             age_of[text] = max(age_of[text], age_s)
         return "; ".join(f"{listed(ranks)} {text} ({age_of[text]:.0f} s ago)" for text, ranks in ranks_at.items())
-
-
-def _wake_and_join(awake: threading.Event, thread: threading.Thread) -> None:
-    awake.set()
-    thread.join(PATIENCE_S)

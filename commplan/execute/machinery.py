@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from commplan.execute.control import Control
+from commplan.execute.ending import Ending
 from commplan.execute.lanes import Lanes
 from commplan.execute.lookout import Lookout
 from commplan.execute.memory import Memory
@@ -30,13 +31,33 @@ class Machinery:
     lookout: Lookout | None = None
     make_range: Range = no_range
 
-    def let_go(self) -> None:
-        """Nobody uses this any more, and nobody ended it: let its threads end. See `Lanes.let_go`."""
-        joins = [*self.lanes.let_go()]
+    def let_go(self) -> Sequence[Ending]:
+        """Nobody uses this any more: let its threads end. See `Lanes.let_go`."""
+        endings = [*self.lanes.let_go()]
         if self.control is not None:
-            joins.append(self.control.let_go())
+            endings.append(self.control.let_go())
         if self.lookout is not None:
-            joins += self.lookout.let_go()
-        for join in joins:
-            # A thread that is in torch still when Python ends would abort the process.
-            atexit.register(join)
+            endings += self.lookout.let_go()
+        return endings
+
+    def let_go_unattended(self) -> None:
+        """Nobody uses this any more, and nobody ended it."""
+        for ending in self.let_go():
+            ending.join_at_exit()
+
+    def close(self) -> None:
+        """End the lanes and every thread."""
+        if self.control is not None:
+            # First, since a worker may wait for what ranks agree on.
+            self.control.let_go()
+        self.lanes.close()
+        if self.control is not None:
+            self.control.close()
+        if self.lookout is not None:
+            self.lookout.close()
+
+    def close_at_exit(self) -> None:
+        """Python ends, and nobody ended this."""
+        self.close()
+        for ending in self.let_go():
+            ending.outlast()

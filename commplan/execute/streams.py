@@ -13,19 +13,23 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from commplan.execute.ending import Ending
 from commplan.execute.events import EventPool
 from commplan.execute.lanes import Task, Token, failure_of, timeout_error
 from commplan.execute.timeline import LazyIntervals, Span, Timeline
-from commplan.execute.watchdog import GRACE_S, Watchdog
+from commplan.execute.watchdog import Watchdog
 from commplan.ops import COMPUTE_LANE
 from commplan.sight.intervals import Interval
+
+# How long what is in flight is waited for when lanes end that failed.
+GRACE_S = 1.0
 
 # Devices rank priorities by number, lower ones first; 0 is every stream's unless it asks for another.
 PRIORITIES = {"high": -1, "normal": 0}
@@ -202,7 +206,7 @@ class StreamLanes:
         self._watchdog.close()
         self._tails.clear()
 
-    def let_go(self) -> Sequence[Callable[[], object]]:
+    def let_go(self) -> Sequence[Ending]:
         """See `Lanes`."""
         return self._watchdog.let_go()
 

@@ -11,12 +11,9 @@ import torch.distributed as dist
 from commplan.ops import COMPUTE_LANE
 from commplan.sight.intervals import Interval
 
-# A thread that waits longer than this in torch can't be ended with the process in peace.
+# How often a thread that waits in torch looks whether it is to end.
 SLICE_S = 0.2
 _SLICE = timedelta(seconds=SLICE_S)
-
-# How long a thread that was told to end is waited for: a slice, and more where a machine is busy.
-END_S = 2.0
 
 
 def wait_in_slices(work: dist.Work, timeout_s: float, is_given_up: Callable[[], bool]) -> bool:

@@ -8,11 +8,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
+from commplan.execute.ending import Ending
 from commplan.execute.lanes import Task, failure_of, timeout_error
 
 logger = logging.getLogger("commplan")
@@ -23,9 +23,6 @@ MIN_PERIOD_S = 0.002
 
 # How often an idle thread looks whether it is to end, where nobody wakes it for that.
 IDLE_S = 1.0
-
-# How long a thread that asks the device is waited for when lanes end.
-GRACE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -99,13 +96,17 @@ class Watchdog:
 
     def close(self) -> None:
         """End the thread. One that hangs in the device's driver is left behind."""
-        for join in self.let_go():
-            join()
+        for ending in self.let_go():
+            ending.join()
 
-    def let_go(self) -> Sequence[Callable[[], object]]:
+    def let_go(self) -> Sequence[Ending]:
         """Let the thread end by itself; see `Lanes.let_go`."""
         self._is_ending = True
-        return [partial(_wake_and_join, (self._ending, self._busy), self._thread)] if self._thread is not None else []
+        return [Ending(self._thread, self._wake)] if self._thread is not None else []
+
+    def _wake(self) -> None:
+        self._ending.set()
+        self._busy.set()
 
     def _run(self) -> None:
         self._enter()
@@ -155,9 +156,3 @@ class Watchdog:
                 self._abort(group)
             except Exception:
                 logger.exception("a process group could not be aborted; work that waits for it on the device may never end")
-
-
-def _wake_and_join(asleep: Sequence[threading.Event], thread: threading.Thread) -> None:
-    for event in asleep:
-        event.set()
-    thread.join(GRACE_S)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
+from commplan.execute.ending import Ending
 from commplan.execute.lanes import Task, Token, failure_of, timeout_error
-from commplan.execute.waiting import END_S, wait_in_slices
+from commplan.execute.waiting import wait_in_slices
 from commplan.ops import COMPUTE_LANE
 from commplan.sight.intervals import Interval
 
@@ -161,16 +162,16 @@ class WorkerLanes:
 
     def close(self) -> None:
         """See `Lanes`. A worker that hangs in a collective is left behind; it is a daemon and touches nothing any more."""
-        for join in self.let_go():
-            join()
+        for ending in self.let_go():
+            ending.join()
 
-    def let_go(self) -> Sequence[Callable[[], object]]:
+    def let_go(self) -> Sequence[Ending]:
         """See `Lanes`."""
         self._closing = True
         workers = list(self._workers.values())
         for worker in workers:
             worker.ready.put(None)
-        return [partial(worker.thread.join, END_S) for worker in workers if worker.thread is not None]
+        return [Ending(w.thread, returns_s=partial(self._returns_s, w)) for w in workers if w.thread is not None]
 
     def fail(self, error: Exception) -> None:
         """See `Lanes`."""
@@ -179,6 +180,14 @@ class WorkerLanes:
                 self._failure = error
             if self._gate is not None:
                 self._gate.open()
+
+    def _returns_s(self, worker: _Worker) -> float | None:
+        """When the collective that a worker runs is over at the latest."""
+        running = worker.running
+        return None if running is None else self._limit_s(*running)
+
+    def _limit_s(self, task: Task, begin_s: float) -> float:
+        return begin_s + self._timeout_s + task.patience_s
 
     def _start(self, lane: str) -> _Worker:
         worker = self._workers[lane] = _Worker(lane)
@@ -217,10 +226,9 @@ class WorkerLanes:
         now_s = time.perf_counter()
         for worker in self._workers.values():
             running = worker.running
-            if running is not None:
+            if running is not None and now_s > self._limit_s(*running) + GRACE_S:
                 task, begin_s = running
-                if now_s - begin_s > self._timeout_s + task.patience_s + GRACE_S:
-                    self.fail(timeout_error(task, now_s - begin_s))
+                self.fail(timeout_error(task, now_s - begin_s))
 
     # Called by the workers.
 

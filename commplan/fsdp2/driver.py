@@ -94,7 +94,7 @@ class Driver:
         self._unshards = [Unshard(group.raw, unit.parameters) for group, unit in zip(groups, units, strict=True)]
         self._facts = [private.param_facts(group.raw) for group in groups]
         # A thread that is in torch when Python ends would abort the process.
-        self._at_exit = _weakly(executor.end_threads)
+        self._at_exit = _weakly(executor.outlast_threads)
         self._interruptions = Interruptions(executor, groups, self._roots)
         self._timeout_s = timeout_s
         self._last_backwards = LastBackwardWatch(executor.plan.schedule)

@@ -154,12 +154,12 @@ def test_the_thread_of_lanes_that_are_let_go_ends_and_nobody_wakes_it(device: Fa
     with lanes.compute():
         lanes.submit("shard", task(), [])
         lanes.drain()
-    (join,) = lanes.let_go()
+    (ending,) = lanes.let_go()
     deadline_s = time.monotonic() + PATIENCE_S
     while [t for t in threading.enumerate() if t.name == "commplan-watchdog"]:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
-    join()
+    ending.join()
 
 
 def test_an_op_whose_predecessors_run_is_not_blamed() -> None:

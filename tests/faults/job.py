@@ -1,7 +1,8 @@
 """One process of a small training job, as a launcher starts it: `python -m tests.faults.job` with torchrun's environment.
 
 Trains until step `LOSE_AT`, in which rank `VICTIM` is killed or stopped in mid-backward, or sleeps in place of the step; errors
-are not caught. Where `HOW` is "leave" it sleeps in place of backward, and the others drop the model in mid-backward and end.
+are not caught. Where `HOW` is "leave" it sleeps in place of backward, and the others drop the model in mid-backward and end;
+Python's own end then takes `LINGER_S`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,6 +36,16 @@ class Lost(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         os.kill(os.getpid(), signal.SIGKILL if os.environ["HOW"] == "kill" else signal.SIGSTOP)
         return grad
+
+
+class Linger:
+    """What makes Python take longer to end than the collectives that are under way then."""
+
+    def __init__(self, linger_s: float) -> None:
+        self.linger_s = linger_s
+
+    def __del__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        sleep(self.linger_s)
 
 
 def wrong(x: torch.Tensor) -> torch.Tensor:
@@ -93,3 +106,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    # Modules go when Python has begun to end, and threads may not come back to it.
+    sys.modules["linger"] = Linger(float(os.environ["LINGER_S"]))  # type: ignore[assignment]

@@ -29,7 +29,9 @@ def run_job(victim: int, how: str) -> dict[int, tuple[int, str]]:
     processes = {}
     for rank in range(SIZE):
         here = {"RANK": str(rank), "WORLD_SIZE": str(SIZE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        case = {"VICTIM": str(victim), "HOW": how, "LOSE_AT": "2", "TIMEOUT_S": "8"}
+        case = {"VICTIM": str(victim), "HOW": how, "LOSE_AT": "2", "TIMEOUT_S": "8", "LINGER_S": "0"}
+        if how == "leave":
+            case["LINGER_S"] = "9"
         processes[rank] = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.job"],
             cwd=ROOT,

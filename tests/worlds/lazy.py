@@ -7,7 +7,7 @@ filled with NaN when it is given back.  What a plan or the executor fails to wai
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from commplan.execute.ending import Ending
 from commplan.execute.lanes import Task
 from commplan.execute.memory import Memory
 from commplan.ops import COMPUTE_LANE
@@ -82,7 +83,7 @@ class LazyLanes:
     def close(self) -> None:
         self._last.clear()
 
-    def let_go(self) -> Sequence[Callable[[], object]]:
+    def let_go(self) -> Sequence[Ending]:
         return ()
 
     def _pending(self) -> Any:
