@@ -156,8 +156,12 @@ class _Draft:
         )
         for name, spread in compute.items():
             self.comments["compute_s", "modules", name] = str(spread)
-        default_s = statistics.median([spread.median_s for spread in compute.values() if spread.median_s > 0] or [0.0])
-        return {"default": default_s, "modules": {name: spread.median_s for name, spread in compute.items()}}
+        computing = [spread for spread in compute.values() if spread.median_s > 0]
+        default_s = statistics.median([spread.median_s for spread in computing] or [0.0])
+        found: dict[str, Any] = {"default": default_s, "modules": {name: s.median_s for name, s in compute.items()}}
+        if jitter := round(statistics.median([spread.jitter for spread in computing] or [0.0]), 4):
+            found["jitter"] = jitter
+        return found
 
     def _axes(self) -> dict[str, Any]:
         swept = self._measured.swept
@@ -239,8 +243,18 @@ class _Draft:
                 link["slowdown"] = slower
         else:
             said.append("How much communication slows compute was not measured.")
+        for name, link in links.items():
+            if jitter := self._jitter(name):
+                link["jitter"] = jitter
         self.comments["links",] = "\n".join(said)
         return links
+
+    def _jitter(self, link: str) -> float:
+        """The median of what was measured over this link."""
+        axes = {axis for axis, costs in self.data["axes"].items() if costs["link"] == link}
+        swept = self._measured.swept.points
+        of_points = [point.jitter for (axis, _), points in swept.items() if str(axis) in axes for point in points]
+        return round(statistics.median(of_points or [0.0]), 4)
 
     def _slowdown(self, beside: Beside) -> float:
         # Collectives run beside hooks, too, which are no compute.

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+_MIDDLE_HALF: Final = 2 * statistics.NormalDist().inv_cdf(0.75)
+"""The middle half of a normal distribution, in standard deviations."""
+
 NEAR: Final = 1.1
 """Sizes within such a ratio are taken for one."""
 
@@ -34,6 +37,11 @@ class Spread:
         figures = zip(*((one.median_s, one.low_s, one.high_s) for one in spreads), strict=True)
         median_s, low_s, high_s = map(statistics.median, figures)
         return cls(median_s, low_s, high_s, spreads[0].num)
+
+    @property
+    def jitter(self) -> float:
+        """Standard deviation over mean, of a normal distribution whose middle half is as wide."""
+        return (self.high_s - self.low_s) / _MIDDLE_HALF / self.median_s if self.median_s > 0 else 0.0
 
     def __str__(self) -> str:
         half = "one value" if self.num == 1 else f"{in_ms(self.low_s)} to {in_ms(self.high_s)} ms the middle half of {self.num}"

@@ -73,10 +73,16 @@ class Limits:
 
 @dataclass(frozen=True)
 class Measured:
-    """A collective at one size: bytes of the whole tensor on one rank."""
+    """A collective at one size: bytes of the whole tensor on one rank; what one of `in_row` in a row takes."""
 
     size_bytes: int
     spread: Spread
+    in_row: int = 1
+
+    @property
+    def jitter(self) -> float:
+        """Of a single one, standard deviation over mean: some in a row, independent of each other, differ less."""
+        return self.spread.jitter * math.sqrt(self.in_row)
 
 
 @dataclass
@@ -288,7 +294,7 @@ class Sweep:
         repeats = max(MIN_REPEATS, min(MAX_REPEATS, int(share_s / max(in_row * once_s, 1e-9))))
         seconds = [self._batch(one, size_bytes, in_row, what) for _ in range(repeats)]
         found = self._together(one, what, seconds, share_s)
-        return Measured(size_bytes, Spread(found["median_s"], found["low_s"], found["high_s"], found["num"]))
+        return Measured(size_bytes, Spread(found["median_s"], found["low_s"], found["high_s"], found["num"]), in_row)
 
     def _fits(self, one: Collective, size_bytes: int) -> bool:
         """Whether every rank has memory for more than one module's."""

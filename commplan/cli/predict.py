@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Final
 
 import typer
@@ -24,12 +26,25 @@ from commplan.sight.figures import describe_backward, table
 from commplan.sight.measured import processes
 from commplan.sight.runs import Run
 from commplan.sight.trace import trace
-from commplan.simulate import DeadlockError, Simulated, compute_alone, costs, draw, limits, memory, report, simulate
+from commplan.simulate import (
+    DeadlockError,
+    Draws,
+    Simulated,
+    compute_alone,
+    costs,
+    draw,
+    draws,
+    limits,
+    memory,
+    report,
+    simulate,
+)
 from commplan.simulate.tracing import process
 
 EXIT_ERRORS: Final = 1
 MAX_COLUMNS: Final = 160
 MAX_RUN_BYTES: Final = 1 << 28
+MAX_DRAWS: Final = 10_000
 
 
 class Format(StrEnum):
@@ -43,6 +58,16 @@ Schedules = Annotated[
     list[str], typer.Argument(metavar="SCHEDULE...", help="Schedule files, or names of the library; - for standard input.")
 ]
 ProfileOption = Annotated[str, typer.Option("--profile", metavar="FILE", help="What compute and communication cost, in YAML.")]
+DrawsOption = Annotated[
+    int,
+    typer.Option(
+        "--draws",
+        metavar="N",
+        min=0,
+        max=MAX_DRAWS,
+        help="Simulate each so many times with the profile's jitter; times are means. Default: once, without.",
+    ),
+]
 ModulesOption = Annotated[str, typer.Option("--modules", metavar="N|TABLE.json", help="How many modules, or a module table.")]
 
 
@@ -51,6 +76,7 @@ def simulate_command(
     profile: ProfileOption,
     modules: ModulesOption,
     settings: inputs.SetOption = None,
+    num_draws: DrawsOption = 0,
     output: Annotated[Format, typer.Option("--format", help="For a person or for a program.")] = Format.TEXT,
 ) -> None:
     """Run schedules against a cost model: time of a backward, what is exposed and why, communication memory.
@@ -60,12 +86,16 @@ def simulate_command(
     Exit codes: 0 printed; 1 a schedule has errors, or deadlocks; 2 wrong usage or an unreadable file.
     """
     job = read_job(schedules, read_profile(profile), read_table(modules), settings or [])
+    drawn = _drawn(job, num_draws)
     if output is Format.JSON:
-        typer.echo(json.dumps([_as_data(one) for one in job.simulated], indent=2, allow_nan=False))
+        data = [{**_as_data(one), **_draws_as_data(drawn.get(one.plan.digest))} for one in job.simulated]
+        typer.echo(json.dumps(data, indent=2, allow_nan=False))
     elif len(job.simulated) == 1:
         typer.echo(str(describe_backward(report(job.simulated[0]))))
+        for one in drawn.values():
+            typer.echo(f"with jitter: {_ms(one.mean_s)} in the mean of {num_draws} draws, nine of ten within {_ms(one.most_s)}")
     else:
-        typer.echo("\n".join(_comparison(job)))
+        typer.echo("\n".join(_comparison(job, drawn)))
 
 
 def compare(
@@ -73,6 +103,7 @@ def compare(
     profile: ProfileOption,
     modules: ModulesOption,
     settings: inputs.SetOption = None,
+    num_draws: DrawsOption = 0,
     columns: Annotated[
         int | None, typer.Option(min=20, max=1000, help="Width of the timelines. Default: that of the terminal.")
     ] = None,
@@ -83,7 +114,7 @@ def compare(
     """
     job = read_job(schedules, read_profile(profile), read_table(modules), settings or [])
     width = columns or min(shutil.get_terminal_size().columns, MAX_COLUMNS)
-    typer.echo("\n".join([*_comparison(job), "", *draw(job.fastest_first, width)]))
+    typer.echo("\n".join([*_comparison(job, _drawn(job, num_draws)), "", *draw(job.fastest_first, width)]))
 
 
 def trace_command(
@@ -208,24 +239,63 @@ def simulated_under(plan: Plan, profile: Profile) -> Simulated:
         raise typer.BadParameter(str(error), param_hint="--profile") from error
 
 
-def _comparison(job: Job) -> Iterator[str]:
+def _drawn(job: Job, num: int) -> Mapping[str, Draws]:
+    """Each schedule under `num` draws of its costs, by the digest of its plan; nothing where `num` is 0.
+
+    Raises:
+        typer.BadParameter: the profile says nothing that could be drawn.
+    """
+    if num == 0:
+        return {}
+    if not job.profile.has_jitter:
+        raise typer.BadParameter(
+            f"the profile {job.profile.name!r} does not say how much anything differs from one time to the next: add "
+            "compute_s.jitter, or jitter to its links",
+            param_hint="--draws",
+        )
+    return {one.plan.digest: draws(one.plan, costs(one.plan, job.profile), num) for one in job.simulated}
+
+
+def _comparison(job: Job, drawn: Mapping[str, Draws]) -> Iterator[str]:
     """A table, the fastest first."""
     alone_s = sum(compute_alone(job.simulated[0].plan, job.profile))
     lanes = list(dict.fromkeys(lane for one in job.simulated for lane in report(one).lanes))
     rows = []
     for one in job.fastest_first:
-        told = report(one)
-        ratio = f"{one.duration_s / alone_s:.3f}" if alone_s else "-"
-        exposed = [_ms(told.exposed_s(lane)) for lane in lanes]
-        rows.append((one.plan.schedule, _ms(one.duration_s), ratio, *exposed, f"{told.peak_bytes / 2**20:.1f} MiB"))
-    head = ("schedule", "backward", "of compute", *(f"exposed, {lane}" for lane in lanes), "peak")
-    yield f"{len(job.modules)} modules, profile {job.profile.name}; compute alone {_ms(alone_s)}"
+        of_draws = drawn.get(one.plan.digest)
+        simulated = [one] if of_draws is None else of_draws.simulated
+        told = [report(each) for each in simulated]
+        duration_s = fmean(each.duration_s for each in simulated)
+        ratio = f"{duration_s / alone_s:.3f}" if alone_s else "-"
+        exposed = [_ms(fmean(each.exposed_s(lane) for each in told)) for lane in lanes]
+        most = [_ms(of_draws.most_s)] if of_draws is not None else []
+        row = (one.plan.schedule, _ms(duration_s), *most, ratio, *exposed, f"{told[0].peak_bytes / 2**20:.1f} MiB")
+        rows.append((duration_s, row))
+    within = ["nine of ten within"] if drawn else []
+    head = ("schedule", "backward", *within, "of compute", *(f"exposed, {lane}" for lane in lanes), "peak")
+    means = "".join(f"; means of {len(one.simulated)} draws" for one in list(drawn.values())[:1])
+    yield f"{len(job.modules)} modules, profile {job.profile.name}; compute alone {_ms(alone_s)}{means}"
     yield ""
-    yield from table(head, rows, texts=("schedule",))
+    yield from table(head, [row for _, row in sorted(rows, key=itemgetter(0))], texts=("schedule",))
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
+
+
+def _draws_as_data(drawn: Draws | None) -> Mapping[str, Any]:
+    """What draws of the costs made of a backward, if there were any."""
+    if drawn is None:
+        return {}
+    told = [report(one) for one in drawn.simulated]
+    return {
+        "draws": {
+            "num": len(told),
+            "backward_s": drawn.mean_s,
+            "nine_of_ten_s": drawn.most_s,
+            "compute_wait_s": fmean(one.compute_wait_s() for one in told),
+        }
+    }
 
 
 def _as_data(simulated: Simulated) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Speed = Annotated[float, Field(ge=1e-3, le=1e24, allow_inf_nan=False)]
 Part = Annotated[float, Field(gt=0, le=1)]
+Deviation = Annotated[float, Field(ge=0, le=10)]
 
 
 class _Part(BaseModel):
@@ -92,10 +93,12 @@ class Link(_Part):
     Attributes:
         demand: the part of it that one transfer fills.
         slowdown: seconds that a second of compute takes longer while there is a transfer on it.
+        jitter: how much the time of a collective differs from one time to the next: standard deviation over mean.
     """
 
     demand: Part = 1
     slowdown: Seconds = 0
+    jitter: Deviation = 0
 
 
 class Host(_Part):
@@ -122,10 +125,15 @@ class Host(_Part):
 
 
 class Compute(_Part):
-    """Backward of each module alone, without communication: `default`, or what `modules` has under its name."""
+    """Backward of each module alone, without communication: `default`, or what `modules` has under its name.
+
+    Attributes:
+        jitter: how much it differs from one time to the next: standard deviation over mean.
+    """
 
     default: Seconds | None = None
     modules: dict[str, Seconds] = Field(default_factory=dict)
+    jitter: Deviation = 0
 
 
 class Profile(_Part):
@@ -149,6 +157,11 @@ class Profile(_Part):
     links: dict[str, Link] = Field(default_factory=dict)
     host: Host = Host()
     fsdp2_gathers: Literal["blocking", "prefetched"] = "prefetched"
+
+    @property
+    def has_jitter(self) -> bool:
+        """Whether it says how much anything differs from one time to the next."""
+        return self.compute_s.jitter > 0 or any(link.jitter > 0 for link in self.links.values())
 
     @model_validator(mode="after")
     def _links_are_used(self) -> Profile:

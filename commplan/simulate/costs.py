@@ -36,6 +36,11 @@ class Costs:
         demand: link -> the part of it that one transfer fills, 0 < part <= 1; links that are not named are filled.  Transfers
             that want more of a link than there is get equal parts.
         slowdown: link -> seconds that a second of compute takes longer while a transfer is under way on it.
+        compute_jitter: how much compute of a module differs from one time to the next: standard deviation over mean.
+        jitter: link -> likewise, of ops that use it.
+        gather_link: the link that `gather_s` is spent on.
+
+    Jitter is what `commplan.simulate.drawn` draws from; by itself a simulation takes every figure as it is.
     """
 
     compute_s: Sequence[float]
@@ -43,3 +48,6 @@ class Costs:
     demand: Mapping[str, float] = field(default_factory=dict)
     slowdown: Mapping[str, float] = field(default_factory=dict)
     gather_s: Sequence[float] = ()
+    compute_jitter: float = 0
+    jitter: Mapping[str, float] = field(default_factory=dict)
+    gather_link: str = ""

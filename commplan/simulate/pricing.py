@@ -50,6 +50,9 @@ def costs(plan: Plan, profile: Profile) -> Costs:
         {name: link.demand for name, link in profile.links.items()},
         {name: link.slowdown for name, link in profile.links.items() if link.slowdown},
         gather_s,
+        profile.compute_s.jitter,
+        {name: link.jitter for name, link in profile.links.items() if link.jitter},
+        profile.axes[Axis.SHARD].link if Axis.SHARD in profile.axes else "",
     )
 
 

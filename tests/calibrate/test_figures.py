@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -95,6 +96,22 @@ def test_a_slowdown_makes_simulated_compute_as_slow_as_it_was() -> None:
     assert found.links["shard"].slowdown == pytest.approx(1 / 3, rel=1e-3)
     assert found.links["replicate"].slowdown == found.links["shard"].slowdown
     assert profile(beside=replace(BESIDE, compute_s=0.29)).links["shard"].slowdown == 0
+
+
+def test_jitter_is_that_of_a_normal_distribution_with_such_a_middle_half() -> None:
+    """Of three modules that differ by a tenth to either side; and of collectives four in a row, which differ half as much."""
+    one = NormalDist(1.0, 0.1482602).quantiles(4)
+    assert (one[0], one[2]) == pytest.approx((0.9, 1.1))
+    points = {key: [replace(p, in_row=4) for p in of] for key, of in swept().points.items()}
+    found = profile(swept=replace(swept(), points=points))
+    assert found.compute_s.jitter == pytest.approx(0.1483, abs=1e-4)
+    assert found.links["shard"].jitter == found.links["replicate"].jitter == pytest.approx(2 * 0.1483, abs=2e-4)
+
+
+def test_what_is_always_the_same_has_no_jitter() -> None:
+    points = {key: [replace(p, spread=Spread.of([1.0])) for p in of] for key, of in swept().points.items()}
+    found = profile(swept=replace(swept(), points=points), compute={name: Spread.of([0.1] * 3) for name in NAMES})
+    assert not found.has_jitter
 
 
 def test_what_the_host_does() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.running import BAD, FINDING, Run, write
 
 PROFILE = """\
@@ -25,6 +27,39 @@ def test_several_are_compared_the_fastest_first(run: Run) -> None:
     assert [row[0] for row in rows] == ["overlapped_allreduce", "pipelined_allreduce", "blocking"]
     assert [row[1] for row in rows] == ["52000.0", "56000.0", "88000.0"]
     assert [row[3] for row in rows] == ["1.300", "1.400", "2.200"]
+
+
+JITTER = PROFILE.replace("default: 10}", "default: 10, jitter: 0.1}") + "links: {b: {jitter: 0.2}}\n"
+
+
+def test_draws_of_what_differs_from_one_time_to_the_next(run: Run) -> None:
+    """What waits at every module takes longer than by the means, and some backwards take longer still."""
+    given = ("simulate", "eager_apply", "blocking", "--profile", str(write("p.yaml", JITTER)), "--modules", "6")
+    once, drawn = run(*given), run(*given, "--draws", "50")
+    assert "means of 50 draws" in drawn.out
+    assert "nine of ten within" in drawn.out
+    assert "draws" not in once.out
+
+    def times(text: str, column: int) -> dict[str, float]:
+        return {row[0]: float(row[column]) for row in (line.split() for line in text.splitlines()) if row[-1:] == ["MiB"]}
+
+    assert times(drawn.out, 1)["eager_apply"] > times(once.out, 1)["eager_apply"] * 1.005
+    assert times(drawn.out, 1)["blocking"] == pytest.approx(times(once.out, 1)["blocking"], rel=1e-3)
+    assert all(times(drawn.out, 3)[name] > times(drawn.out, 1)[name] for name in ("eager_apply", "blocking"))
+    data = json.loads(run(*given, "--draws", "50", "--format", "json").out)
+    assert [one["draws"]["num"] for one in data] == [50, 50]
+    assert f"{data[0]['draws']['backward_s'] * 1e3:.1f}" in drawn.out
+    assert f"{data[0]['draws']['nine_of_ten_s'] * 1e3:.1f}" in drawn.out
+    assert data[0]["backward_s"] < data[0]["draws"]["backward_s"] < data[0]["draws"]["nine_of_ten_s"]
+    alone = run("simulate", "eager_apply", *given[3:], "--draws", "50")
+    assert f"with jitter: {data[0]['draws']['backward_s'] * 1e3:.1f} ms in the mean of 50 draws" in alone.out
+
+
+def test_without_jitter_nothing_is_drawn(run: Run) -> None:
+    result = run("simulate", "blocking", "--profile", str(write("p.yaml", PROFILE)), "--modules", "4", "--draws", "3")
+    assert result.code == 2
+    assert "'units' does not say how much anything differs" in result.text
+    assert "compute_s.jitter" in result.text
 
 
 def test_of_one_the_exposed_collectives_are_told(run: Run) -> None:

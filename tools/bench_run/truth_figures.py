@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, pairwise
 from operator import itemgetter
-from statistics import mean, median
+from statistics import mean, median, pstdev
 from typing import Any, Final
 
 import commplan
@@ -17,13 +17,16 @@ from bench_run.twohost_work import best_schedules, slowest_s
 from commplan.language.modules import Module, ModuleTable, Parameter
 from commplan.language.profiles import Profile
 from commplan.ops import Axis
-from commplan.simulate import costs, report, simulate
+from commplan.simulate import costs, draws, report
 
 CALIBRATION: Final = ("overlapped_allreduce", "prefetch_overlap")
 """One that leaves gathering to FSDP2, and one that does it; nothing queues in either, so that each op takes what it takes."""
 
 MIN_DIFFERENCE: Final = 0.02
 """Schedules whose times are nearer than this part of the faster one's are not ranked."""
+
+NUM_DRAWS: Final = 32
+"""A prediction is the mean of so many, since what differs from one time to the next holds up whoever waits for it."""
 
 Trace = Mapping[str, Any]
 """See `bench_run.twohost_measured.Backward`: one rank's backward, times in milliseconds."""
@@ -90,7 +93,7 @@ def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
     latency_s, copied_s = _latency_s(saw), median(slowest_s(saw["times_s"])[work_.COPIES]) / _num_modules(saw)
     copy_bytes_per_s = _speed(module.reduced_bytes, copied_s, 0.0)["bytes_per_s"]
     reducing, gathering = (_rounds(saw, name) for name in CALIBRATION)
-    of_rounds = [_means_s(*of_round, module.shard_size, setting) for of_round in zip(reducing, gathering, strict=True)]
+    of_rounds = [_took(*of_round, module.shard_size, setting) for of_round in zip(reducing, gathering, strict=True)]
     took_s = {name: median(of_round[name] for of_round in of_rounds) for name in of_rounds[0]}
     issue_s = took_s["issue"]
     # Between two modules each rank issues an all-gather, a reduce-scatter and an all-reduce; what is left are hooks.
@@ -101,7 +104,7 @@ def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
         {
             "name": f"two hosts, {setting}",
             "source": f"backwards of {' and '.join(CALIBRATION)}",
-            "compute_s": {"default": setting.compute_ms / 1e3 + hooks_s},
+            "compute_s": {"default": setting.compute_ms / 1e3 + hooks_s, "jitter": took_s["compute_jitter"]},
             "axes": {
                 Axis.SHARD: {
                     "link": "host",
@@ -113,6 +116,10 @@ def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
                     "link": "network",
                     "all_reduce": _speed(module.shard_bytes, took_s["all_reduce"], latency_s["all_reduce"]),
                 },
+            },
+            "links": {
+                "host": {"jitter": took_s["reduce_scatter_jitter"]},
+                "network": {"jitter": took_s["all_reduce_jitter"]},
             },
             "host": {
                 "issue_s": issue_s,
@@ -127,8 +134,10 @@ def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
     )
 
 
-def _means_s(reducing: Sequence[Trace], gathering: Sequence[Trace], num_shard: int, setting: Setting) -> dict[str, float]:
-    """Seconds, by what takes them, in one backward of each schedule of `CALIBRATION`; traces by rank."""
+def _took(reducing: Sequence[Trace], gathering: Sequence[Trace], num_shard: int, setting: Setting) -> dict[str, float]:
+    """Means in seconds, by what takes them, in one backward of each schedule of `CALIBRATION`, and how much some of it differs
+    from one time to the next; traces by rank.
+    """
     num_ranks = len(reducing)
     shard_groups = [range(first, first + num_shard) for first in range(0, num_ranks, num_shard)]
     replicate_groups = [range(first, num_ranks, num_shard) for first in range(num_shard)]
@@ -142,15 +151,21 @@ def _means_s(reducing: Sequence[Trace], gathering: Sequence[Trace], num_shard: i
     # In root the others are applied while the last all-reduce is under way.
     applies_ms = [trace["end"] - max(end for _, _, end in trace["ops"].values()) for trace in gathering]
     waits_ms = [end - begin for trace in reducing for begin, end in trace["gathers"].values()]
+    between_s = [_gaps_s([trace], setting) for trace in gathering]
+    reduce_scatters_s = _slowest_s(_ops_s(reducing, "RS"), shard_groups)
+    all_reduces_s = _slowest_s(_ops_s(reducing, "AR"), replicate_groups)
     return {
         "issue": mean(issues_ms) / 1e3,
         "apply": mean(applies_ms) / 1e3,
         "fsdp2_all_gather": mean(waits_ms) / 1e3 if waits_ms else 0.0,
-        "between_gathering": mean(_gaps_s(gathering, setting)),
+        "between_gathering": mean(seconds for of_rank in between_s for seconds in of_rank),
+        "compute_jitter": mean(map(pstdev, between_s)) / (setting.compute_ms / 1e3),
         "between_reducing": mean(_gaps_s(reducing, setting)),
-        "all_gather": _slowest_s(_ops_s(gathering, "AG"), shard_groups),
-        "reduce_scatter": _slowest_s(_ops_s(reducing, "RS"), shard_groups),
-        "all_reduce": _slowest_s(_ops_s(reducing, "AR"), replicate_groups),
+        "all_gather": mean(_slowest_s(_ops_s(gathering, "AG"), shard_groups)),
+        "reduce_scatter": mean(reduce_scatters_s),
+        "reduce_scatter_jitter": _jitter(reduce_scatters_s),
+        "all_reduce": mean(all_reduces_s),
+        "all_reduce_jitter": _jitter(all_reduces_s),
     }
 
 
@@ -168,7 +183,8 @@ def compared(saw: Saw, profile: Profile, table: ModuleTable, setting: Setting) -
     taken_s = slowest_s(saw["times_s"])
     for name in best_schedules(saw["times_s"]):
         plan = commplan.compile(name, table)
-        told = report(simulate(plan, costs(plan, profile)))
+        drawn = draws(plan, costs(plan, profile), NUM_DRAWS)
+        told = [report(one) for one in drawn.simulated]
         # Pairs of ranks share the link unevenly, and those that got more of it are over sooner, or wait for the others where
         # parameters are gathered. The time is that of the last.
         last = [max(of_round, key=itemgetter("end")) for of_round in _rounds(saw, name)]
@@ -178,11 +194,11 @@ def compared(saw: Saw, profile: Profile, table: ModuleTable, setting: Setting) -
                 name,
                 name in CALIBRATION,
                 median(taken_s[name]),
-                told.duration_s,
+                drawn.mean_s,
                 median(trace["stats"]["commplan/compute_wait_s"] for trace in last),
-                told.compute_wait_s(),
+                mean(one.compute_wait_s() for one in told),
                 max(of_rank["peak_bytes"] for of_rank in saw["seen"][name]),
-                told.peak_bytes,
+                max(one.peak_bytes for one in told),
             )
         )
     return rows
@@ -271,13 +287,17 @@ def _ops_s(traces: Sequence[Trace], kind: str) -> list[dict[str, float]]:
     return [{op: (end - begin) / 1e3 for op, (_, begin, end) in t["ops"].items() if op.startswith(f"{kind}_")} for t in traces]
 
 
-def _slowest_s(of_rank: Sequence[Mapping[str, float]], groups: Sequence[Sequence[int]]) -> float:
-    """What a collective takes, of several: in each group of ranks what the last to come saw, nothing if it did not wait, and of
-    groups the slowest.
+def _slowest_s(of_rank: Sequence[Mapping[str, float]], groups: Sequence[Sequence[int]]) -> list[float]:
+    """What each collective takes: in each group of ranks what the last to come saw, nothing if it did not wait; of groups the
+    slowest.
     """
     ops = dict.fromkeys(op for ops in of_rank for op in ops)
-    took_s = [max(min(of_rank[rank].get(op, 0.0) for rank in group) for group in groups) for op in ops]
-    return mean(took_s) if took_s else 0.0
+    return [max(min(of_rank[rank].get(op, 0.0) for rank in group) for group in groups) for op in ops] or [0.0]
+
+
+def _jitter(took_s: Sequence[float]) -> float:
+    """Standard deviation over mean."""
+    return pstdev(took_s) / mean(took_s) if any(took_s) else 0.0
 
 
 def _gaps_s(traces: Sequence[Trace], setting: Setting) -> list[float]:
