@@ -17,12 +17,13 @@ from torch import nn
 
 from commplan.bench.stepping import Measurement, Stepper, device_of, in_words
 from commplan.calibrate import origin
+from commplan.calibrate.collectives import collectives
 from commplan.calibrate.copying import copies_of, memory_bytes_per_s
 from commplan.calibrate.figures import Backward, Beside, Measurements, checks, profile_of
 from commplan.calibrate.marks import BackwardTimes, Copy, Watch, clock_of
 from commplan.calibrate.meeting import Meeting
 from commplan.calibrate.statistics import Spread, slowest_group
-from commplan.calibrate.sweep import Limits, Sweep, Swept, collectives, failing
+from commplan.calibrate.sweep import Limits, Sweep, Swept, failing
 from commplan.errors import CommplanError
 from commplan.execute.agreement import agree
 from commplan.execute.board import Board

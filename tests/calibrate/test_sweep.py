@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commplan.calibrate import sweep
+from commplan.calibrate.collectives import Collective
 from commplan.calibrate.statistics import rising_line
-from commplan.calibrate.sweep import Collective, Limits, Sweep, Swept, failing
+from commplan.calibrate.sweep import Limits, Sweep, Swept, failing
 from commplan.errors import CollectiveTimeoutError, ExecutionError
 from commplan.execute.lanes import Task
 from commplan.language.profiles import Transfer

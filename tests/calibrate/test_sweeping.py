@@ -15,8 +15,9 @@ from torch import nn
 
 import commplan
 from commplan.calibrate import Limits
+from commplan.calibrate.collectives import collectives
 from commplan.calibrate.meeting import Meeting
-from commplan.calibrate.sweep import Sweep, Swept, collectives
+from commplan.calibrate.sweep import Sweep, Swept
 from commplan.errors import CollectiveTimeoutError, ExecutionError
 from commplan.execute.agreement import agree
 from commplan.execute.board import Board

@@ -182,10 +182,10 @@ def test_every_place_under_different_schedules(worlds: Worlds, accumulation: str
 
 @pytest.mark.report("composer#3866", "torchtitan#1329", "torchtitan#1929", "torchtitan#4505")
 @pytest.mark.parametrize("accumulation", ["none", "both"])
-def test_every_schedule_with_all_collectives_held_back(worlds: Worlds, accumulation: str) -> None:
+@pytest.mark.parametrize("schedule", parity.DISTINCT, ids=[name for name, _ in parity.DISTINCT])
+def test_every_schedule_with_all_collectives_held_back(worlds: Worlds, schedule: parity.Schedule, accumulation: str) -> None:
     """Whatever can be pending is pending when the exception comes, and every buffer is destroyed when it is given back."""
-    arguments = {"schedules": parity.DISTINCT, "accumulation": accumulation, "lazy": True}
-    worlds.of(4).run(after_exceptions, **arguments)
+    worlds.of(4).run(after_exceptions, schedules=[schedule], accumulation=accumulation, lazy=True)
 
 
 class HookError(Exception):
