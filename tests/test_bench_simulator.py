@@ -97,21 +97,25 @@ def test_a_profile_is_found_again_and_predicts_every_schedule_in_every_setting()
     rows: list[Row] = []
     for setting in (KNOWN, Setting(60, 400), Setting(180, 800), Setting(20, 100)):
         moved = truth_figures.moved(found, KNOWN, setting)
-        rows += truth_figures.compared(saw(setting, library.names()), moved, TABLE, setting)
-    figures = truth_figures.figures(rows)
+        rows += truth_figures.compared(saw(setting, library.names()), moved, TABLE, setting, CALIBRATION)
+    figures = truth_figures.figures(rows, rows)
     assert figures["max_error"] < 1e-9
     assert figures["max_exposed_error"] < 1e-9
     assert figures["kendall_tau"] == 1
     assert figures["num_peaks_wrong"] == 0
     assert len(figures["rows"]) == 4 * len(library.names())
-    assert "mean 0.0%, largest 0.0%" in truth_figures.shown(figures)[-1]
+    assert all("mean 0.0%, largest 0.0%" in line for line in truth_figures.shown(figures)[-2:])
 
 
 def test_what_peers_wait_for_one_another_is_no_cost() -> None:
     """In the group of ranks 0 and 1 rank 0 came early to AR_0; in the other nobody waited for AR_1."""
     of_rank = [{"AR_0": 9.0, "AR_1": 2.0}, {"AR_0": 3.0, "AR_1": 2.5}, {"AR_0": 4.0}, {"AR_0": 5.0, "AR_1": 7.0}]
-    assert truth_figures._slowest_s(of_rank, [(0, 1), (2, 3)]) == [4.0, 2.0]
-    assert truth_figures._slowest_s([{}, {}], [(0, 1)]) == [0]
+    traces = [{"ops": {op: (0, 1000, 1000 + 1000 * took_s) for op, took_s in ops.items()}} for ops in of_rank]
+    assert truth_figures._slowest_s(traces, "AR", [(0, 1), (2, 3)]) == (4.0 + 2.0) / 2
+    # In the groups 3 and 4, and 2 and 0: a mean of 2.25.
+    squares = [(took_s - 2.25) ** 2 for took_s in (3.0, 4.0, 2.0, 0.0)]
+    assert truth_figures._jitter(traces, "AR", [(0, 1), (2, 3)]) == pytest.approx((sum(squares) / 4) ** 0.5 / 2.25)
+    assert truth_figures._slowest_s(traces, "RS", [(0, 1)]) == truth_figures._jitter(traces, "RS", [(0, 1)]) == 0
 
 
 def test_exposed_time_is_that_of_the_last_rank_the_median_of_the_rounds() -> None:
@@ -125,7 +129,7 @@ def test_exposed_time_is_that_of_the_last_rank_the_median_of_the_rounds() -> Non
         for of_rank in zip(ends, waits, strict=True)
     ]
     measured = {"times_s": {"blocking": [[3.0, 1.0, 1.0], [1.0, 3.0, 9.0]]}, "seen": {"blocking": seen}}
-    (row,) = truth_figures.compared(measured, profile(KNOWN), TABLE, KNOWN)
+    (row,) = truth_figures.compared(measured, profile(KNOWN), TABLE, KNOWN, ())
     assert (row.measured_s, row.measured_exposed_s) == (3.0, 0.3)
 
 
@@ -152,11 +156,13 @@ def test_ranks_are_compared_within_a_setting_where_times_differ() -> None:
 
 def test_what_was_calibrated_with_does_not_count_and_a_wrong_peak_is_told() -> None:
     rows = [row("overlapped_allreduce", 1.0, 9.0, is_calibration=True), row("a", 2.0, 1.9), row("b", 2.0, 2.2)]
-    figures = truth_figures.figures(rows)
+    elsewhere = [row("a", 2.0, 1.0), row("b", 2.0, 2.0)]
+    figures = truth_figures.figures(rows, elsewhere)
     assert figures["mean_error"] == pytest.approx(0.075)
     assert figures["max_error"] == pytest.approx(0.1)
+    assert (figures["elsewhere"]["mean_error"], figures["elsewhere"]["max_error"]) == (0.25, 0.5)
     assert truth_figures.problems(figures) == []
-    wrong = truth_figures.figures([*rows, Row("one", "c", False, 1, 1, 0, 0, 8, 9)])
+    wrong = truth_figures.figures([*rows, Row("one", "c", False, 1, 1, 0, 0, 8, 9)], elsewhere)
     assert truth_figures.problems(wrong) == ["the peak of 1 schedule(s) was predicted wrong"]
 
 

@@ -19,8 +19,10 @@ from commplan.language.profiles import Profile
 from commplan.ops import Axis
 from commplan.simulate import costs, draws, report
 
-CALIBRATION: Final = ("overlapped_allreduce", "prefetch_overlap")
-"""One that leaves gathering to FSDP2, and one that does it; nothing queues in either, so that each op takes what it takes."""
+CALIBRATION: Final = ("blocking", "prefetch_overlap")
+"""In one nothing overlaps, and FSDP2 gathers; in the other everything does, and the plan gathers. Nothing queues in either, so
+that each op takes what it takes. `commplan profile` runs the same two.
+"""
 
 MIN_DIFFERENCE: Final = 0.02
 """Schedules whose times are nearer than this part of the faster one's are not ranked."""
@@ -98,8 +100,8 @@ def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
     issue_s = took_s["issue"]
     # Between two modules each rank issues an all-gather, a reduce-scatter and an all-reduce; what is left are hooks.
     hooks_s = max(0.0, took_s["between_gathering"] - 3 * issue_s)
-    # Where FSDP2 gathers, it copies there, and waits, for peers that come later, too.
-    copies_s = max(0.0, took_s["between_reducing"] - hooks_s - 2 * issue_s)
+    # Where FSDP2 gathers, it copies there, and waits, for peers that come later, too. And there what is reduced is applied.
+    copies_s = max(0.0, took_s["between_reducing"] - hooks_s - 2 * issue_s - took_s["apply"])
     return Profile.model_validate(
         {
             "name": f"two hosts, {setting}",
@@ -152,8 +154,6 @@ def _took(reducing: Sequence[Trace], gathering: Sequence[Trace], num_shard: int,
     applies_ms = [trace["end"] - max(end for _, _, end in trace["ops"].values()) for trace in gathering]
     waits_ms = [end - begin for trace in reducing for begin, end in trace["gathers"].values()]
     between_s = [_gaps_s([trace], setting) for trace in gathering]
-    reduce_scatters_s = _slowest_s(_ops_s(reducing, "RS"), shard_groups)
-    all_reduces_s = _slowest_s(_ops_s(reducing, "AR"), replicate_groups)
     return {
         "issue": mean(issues_ms) / 1e3,
         "apply": mean(applies_ms) / 1e3,
@@ -161,11 +161,11 @@ def _took(reducing: Sequence[Trace], gathering: Sequence[Trace], num_shard: int,
         "between_gathering": mean(seconds for of_rank in between_s for seconds in of_rank),
         "compute_jitter": mean(map(pstdev, between_s)) / (setting.compute_ms / 1e3),
         "between_reducing": mean(_gaps_s(reducing, setting)),
-        "all_gather": mean(_slowest_s(_ops_s(gathering, "AG"), shard_groups)),
-        "reduce_scatter": mean(reduce_scatters_s),
-        "reduce_scatter_jitter": _jitter(reduce_scatters_s),
-        "all_reduce": mean(all_reduces_s),
-        "all_reduce_jitter": _jitter(all_reduces_s),
+        "all_gather": _slowest_s(gathering, "AG", shard_groups),
+        "reduce_scatter": _slowest_s(reducing, "RS", shard_groups),
+        "reduce_scatter_jitter": _jitter(gathering, "RS", shard_groups),
+        "all_reduce": _slowest_s(reducing, "AR", replicate_groups),
+        "all_reduce_jitter": _jitter(gathering, "AR", replicate_groups),
     }
 
 
@@ -177,8 +177,10 @@ def moved(profile: Profile, known: Setting, setting: Setting) -> Profile:
     return Profile.model_validate(data | {"name": f"two hosts, {setting}"})
 
 
-def compared(saw: Saw, profile: Profile, table: ModuleTable, setting: Setting) -> list[Row]:
-    """Every schedule that was measured in a setting, the fastest first, and what is predicted of it."""
+def compared(saw: Saw, profile: Profile, table: ModuleTable, setting: Setting, calibration: Sequence[str]) -> list[Row]:
+    """Every schedule that was measured in a setting, the fastest first, and what is predicted of it; the profile is from those
+    of `calibration`.
+    """
     rows = []
     taken_s = slowest_s(saw["times_s"])
     for name in best_schedules(saw["times_s"]):
@@ -192,7 +194,7 @@ def compared(saw: Saw, profile: Profile, table: ModuleTable, setting: Setting) -
             Row(
                 str(setting),
                 name,
-                name in CALIBRATION,
+                name in calibration,
                 median(taken_s[name]),
                 drawn.mean_s,
                 median(trace["stats"]["commplan/compute_wait_s"] for trace in last),
@@ -204,8 +206,13 @@ def compared(saw: Saw, profile: Profile, table: ModuleTable, setting: Setting) -
     return rows
 
 
-def figures(rows: Sequence[Row]) -> dict[str, Any]:
-    """Errors of what was predicted and not calibrated with, as plain data."""
+def figures(rows: Sequence[Row], elsewhere: Sequence[Row]) -> dict[str, Any]:
+    """Errors of what was predicted and not calibrated with, as plain data.
+
+    Args:
+        rows: predicted from the same setting.
+        elsewhere: from another one.
+    """
     predicted = [row for row in rows if not row.is_calibration]
     return {
         "mean_error": mean(row.error for row in predicted),
@@ -214,8 +221,19 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
         "max_exposed_error": max(row.exposed_error for row in predicted),
         "num_peaks_wrong": sum(row.measured_peak_bytes != row.predicted_peak_bytes for row in rows),
         "calibration": list(CALIBRATION),
-        "rows": [asdict(row) | {"error": row.error, "exposed_error": row.exposed_error} for row in rows],
+        "elsewhere": {
+            "mean_error": mean(row.error for row in elsewhere),
+            "max_error": max(row.error for row in elsewhere),
+            "kendall_tau": kendall_tau(elsewhere),
+            "max_exposed_error": max(row.exposed_error for row in elsewhere),
+            "rows": _as_data(elsewhere),
+        },
+        "rows": _as_data(rows),
     }
+
+
+def _as_data(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    return [asdict(row) | {"error": row.error, "exposed_error": row.exposed_error} for row in rows]
 
 
 def kendall_tau(rows: Iterable[Row]) -> float:
@@ -235,19 +253,23 @@ def kendall_tau(rows: Iterable[Row]) -> float:
 def shown(found: Mapping[str, Any]) -> list[str]:
     """A table, and the errors."""
     head = f"{'':22}{'schedule':30}{'measured':>10}{'predicted':>11}{'error':>8}{'exposed':>18}  peak"
-    lines = [f"calibrated with {' and '.join(found['calibration'])} in the first setting", head]
+    lines = [f"calibrated with {' and '.join(found['calibration'])} in each setting", head]
     for row in found["rows"]:
         error = row["predicted_s"] / row["measured_s"] - 1
         exposed = f"{row['measured_exposed_s']:.3f}, {row['predicted_exposed_s']:.3f}"
         peak = "exact" if row["measured_peak_bytes"] == row["predicted_peak_bytes"] else "WRONG"
         times = f"{row['measured_s']:>8.3f} s{row['predicted_s']:>9.3f} s{error:>+8.1%}"
         lines.append(f"{row['setting']:22}{row['schedule']:30}{times}{exposed:>18}  {peak}")
-    lines.append(
-        f"errors: mean {found['mean_error']:.1%}, largest {found['max_error']:.1%}; exposed time is off by "
-        f"{found['max_exposed_error']:.1%} of a backward at most; Kendall's tau {found['kendall_tau']:.2f} over pairs that "
-        f"differ by more than {MIN_DIFFERENCE:.0%}"
-    )
+    lines.append(f"{_errors(found)}, over pairs that differ by more than {MIN_DIFFERENCE:.0%}")
+    lines.append(f"in the other settings from a calibration in the first one: {_errors(found['elsewhere'])}")
     return lines
+
+
+def _errors(found: Mapping[str, Any]) -> str:
+    return (
+        f"errors: mean {found['mean_error']:.1%}, largest {found['max_error']:.1%}; exposed time is off by "
+        f"{found['max_exposed_error']:.1%} of a backward at most; Kendall's tau {found['kendall_tau']:.2f}"
+    )
 
 
 def problems(found: Mapping[str, Any]) -> list[str]:
@@ -287,16 +309,21 @@ def _ops_s(traces: Sequence[Trace], kind: str) -> list[dict[str, float]]:
     return [{op: (end - begin) / 1e3 for op, (_, begin, end) in t["ops"].items() if op.startswith(f"{kind}_")} for t in traces]
 
 
-def _slowest_s(of_rank: Sequence[Mapping[str, float]], groups: Sequence[Sequence[int]]) -> list[float]:
-    """What each collective takes: in each group of ranks what the last to come saw, nothing if it did not wait; of groups the
-    slowest.
-    """
+def _of_groups_s(traces: Sequence[Trace], kind: str, groups: Sequence[Sequence[int]]) -> list[list[float]]:
+    """What each collective of this kind takes in each group of ranks: what the last to come saw, nothing if it did not wait."""
+    of_rank = _ops_s(traces, kind)
     ops = dict.fromkeys(op for ops in of_rank for op in ops)
-    return [max(min(of_rank[rank].get(op, 0.0) for rank in group) for group in groups) for op in ops] or [0.0]
+    return [[min(of_rank[rank].get(op, 0.0) for rank in group) for group in groups] for op in ops]
 
 
-def _jitter(took_s: Sequence[float]) -> float:
-    """Standard deviation over mean."""
+def _slowest_s(traces: Sequence[Trace], kind: str, groups: Sequence[Sequence[int]]) -> float:
+    """What a collective of this kind takes in the mean, in the slowest of the groups each time."""
+    return mean([max(of_groups) for of_groups in _of_groups_s(traces, kind, groups)] or [0.0])
+
+
+def _jitter(traces: Sequence[Trace], kind: str, groups: Sequence[Sequence[int]]) -> float:
+    """How much that differs, in any group: standard deviation over mean."""
+    took_s = [seconds for of_groups in _of_groups_s(traces, kind, groups) for seconds in of_groups]
     return pstdev(took_s) / mean(took_s) if any(took_s) else 0.0
 
 
