@@ -12,6 +12,7 @@ import pytest
 import commplan
 from commplan.language import library
 from commplan.language.profiles import Profile
+from commplan.ops import Axis, Kind
 from commplan.simulate import Simulated, costs, report, simulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
@@ -25,6 +26,7 @@ HOOKS_S = 0.001
 COPY_BYTES_PER_S = 6e7
 LATENCY_S = {"rs_small": 1e-4, "ar_small": 4e-4, "ag_small": 2e-4}
 TABLE = truth_figures.table_of(12, 256, 2, 2)
+MODULE = TABLE.modules[0]
 
 
 def profile(setting: Setting) -> Profile:
@@ -78,10 +80,16 @@ def saw(setting: Setting, schedules: Sequence[str]) -> dict[str, Any]:
     """What four ranks would say of them."""
     found = {name: ran(name, setting) for name in schedules}
     durations_s = {name: of_one["duration_s"] for name, of_one in found.items()}
-    small_s = {name: latency_s * len(TABLE.modules) for name, latency_s in LATENCY_S.items()}
-    small_s["copies"] = sum(module.reduced_bytes for module in TABLE.modules) / COPY_BYTES_PER_S
+    alone_s = {name: latency_s * len(TABLE.modules) for name, latency_s in LATENCY_S.items()}
+    cost = profile(setting)
+    for name, axis, kind, size_bytes in (
+        ("rs", Axis.SHARD, Kind.REDUCE_SCATTER, MODULE.reduced_bytes),
+        ("ar", Axis.REPLICATE, Kind.ALL_REDUCE, MODULE.shard_bytes),
+    ):
+        alone_s[name] = sum(cost.transfer(axis, kind).seconds(size_bytes)) * len(TABLE.modules)
+    alone_s["copies"] = sum(module.reduced_bytes for module in TABLE.modules) / COPY_BYTES_PER_S
     return {
-        "times_s": {name: [[taken_s] * ROUNDS] * 4 for name, taken_s in (durations_s | small_s).items()},
+        "times_s": {name: [[taken_s] * ROUNDS] * 4 for name, taken_s in (durations_s | alone_s).items()},
         "seen": {name: [of_one] * 4 for name, of_one in found.items()},
     }
 

@@ -33,6 +33,9 @@ NUM_DRAWS: Final = 32
 Trace = Mapping[str, Any]
 """See `bench_run.twohost_measured.Backward`: one rank's backward, times in milliseconds."""
 
+KINDS: Final = ("reduce_scatter", "all_reduce", "all_gather")
+"""In the order of `twohost_work.SMALL`."""
+
 Saw = Mapping[str, Any]
 """What all ranks saw in one setting: see `bench_run.twohost_measured.measure`."""
 
@@ -83,8 +86,8 @@ def table_of(num_modules: int, dim: int, num_replicate: int, num_shard: int) -> 
 
 
 def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
-    """What compute and communication cost, from all backwards of the schedules of `CALIBRATION`, and small collectives and
-    copies alone.
+    """What compute and communication cost, from all backwards of the schedules of `CALIBRATION`, and reductions, small
+    collectives and copies alone.
 
     Of one backward means, since it takes the sum of what its modules take; of several the median, as of what is measured.
 
@@ -92,8 +95,10 @@ def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
         saw: with `twohost_work.COSTS` measured beside the schedules.
         module: each of the modules that ran.
     """
-    latency_s, copied_s = _latency_s(saw), median(slowest_s(saw["times_s"])[work_.COPIES]) / _num_modules(saw)
-    copy_bytes_per_s = _speed(module.reduced_bytes, copied_s, 0.0)["bytes_per_s"]
+    alone_s = _alone_s(saw)
+    latency_s = {kind: alone_s[name] for kind, name in zip(KINDS, work_.SMALL, strict=True)}
+    copy_bytes_per_s = _speed(module.reduced_bytes, alone_s[work_.COPIES], 0.0)["bytes_per_s"]
+    reduce_scatter_s, all_reduce_s = alone_s[work_.REDUCE_SCATTERS], alone_s[work_.ALL_REDUCES]
     reducing, gathering = (_rounds(saw, name) for name in CALIBRATION)
     of_rounds = [_took(*of_round, module.shard_size, setting) for of_round in zip(reducing, gathering, strict=True)]
     took_s = {name: median(of_round[name] for of_round in of_rounds) for name in of_rounds[0]}
@@ -111,12 +116,12 @@ def calibrated(saw: Saw, module: Module, setting: Setting) -> Profile:
                 Axis.SHARD: {
                     "link": "host",
                     "all_gather": _speed(module.gathered_bytes, took_s["all_gather"], latency_s["all_gather"]),
-                    "reduce_scatter": _speed(module.reduced_bytes, took_s["reduce_scatter"], latency_s["reduce_scatter"]),
+                    "reduce_scatter": _speed(module.reduced_bytes, reduce_scatter_s, latency_s["reduce_scatter"]),
                     "fsdp2_all_gather": _speed(module.gathered_bytes, took_s["fsdp2_all_gather"], latency_s["all_gather"]),
                 },
                 Axis.REPLICATE: {
                     "link": "network",
-                    "all_reduce": _speed(module.shard_bytes, took_s["all_reduce"], latency_s["all_reduce"]),
+                    "all_reduce": _speed(module.shard_bytes, all_reduce_s, latency_s["all_reduce"]),
                 },
             },
             "links": {
@@ -162,9 +167,7 @@ def _took(reducing: Sequence[Trace], gathering: Sequence[Trace], num_shard: int,
         "compute_jitter": mean(map(pstdev, between_s)) / (setting.compute_ms / 1e3),
         "between_reducing": mean(_gaps_s(reducing, setting)),
         "all_gather": _slowest_s(gathering, "AG", shard_groups),
-        "reduce_scatter": _slowest_s(reducing, "RS", shard_groups),
         "reduce_scatter_jitter": _jitter(gathering, "RS", shard_groups),
-        "all_reduce": _slowest_s(reducing, "AR", replicate_groups),
         "all_reduce_jitter": _jitter(gathering, "AR", replicate_groups),
     }
 
@@ -284,19 +287,10 @@ def _speed(size_bytes: int, seconds: float, latency_s: float) -> dict[str, float
     return {"latency_s": latency_s, "bytes_per_s": size_bytes / (seconds - latency_s) if seconds > latency_s else 1e18}
 
 
-def _num_modules(saw: Saw) -> int:
-    return len(saw["seen"][CALIBRATION[0]][0]["traces"][0]["compute"])
-
-
-def _latency_s(saw: Saw) -> dict[str, float]:
-    """Seconds of a collective of next to nothing, by kind."""
-    taken_s = slowest_s(saw["times_s"])
-    kinds = {
-        "reduce_scatter": work_.SMALL_REDUCE_SCATTERS,
-        "all_reduce": work_.SMALL_ALL_REDUCES,
-        "all_gather": work_.SMALL_ALL_GATHERS,
-    }
-    return {kind: median(taken_s[name]) / _num_modules(saw) for kind, name in kinds.items()}
+def _alone_s(saw: Saw) -> dict[str, float]:
+    """Seconds of one of each of `twohost_work.COSTS`: as many were measured in a row as there are modules."""
+    taken_s, num = slowest_s(saw["times_s"]), len(saw["seen"][CALIBRATION[0]][0]["traces"][0]["compute"])
+    return {name: median(taken_s[name]) / num for name in work_.COSTS}
 
 
 def _rounds(saw: Saw, schedule: str) -> Sequence[Sequence[Trace]]:

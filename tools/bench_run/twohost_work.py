@@ -22,7 +22,7 @@ SMALL: Final = (SMALL_REDUCE_SCATTERS, SMALL_ALL_REDUCES, SMALL_ALL_GATHERS)
 """Collectives of one element a rank, each waited for before the next: what is left of them is latency."""
 COPIES: Final = "copies"
 """Copies of each module's gradient into fresh memory."""
-COSTS: Final = (*SMALL, COPIES)
+COSTS: Final = (REDUCE_SCATTERS, ALL_REDUCES, *SMALL, COPIES)
 """What a calibration takes besides backwards."""
 NOT_SCHEDULES: Final = (NATIVE, NATIVE_ASYNC, COMPUTE, REDUCE_SCATTERS, ALL_REDUCES, ALL_GATHERS)
 
