@@ -27,6 +27,8 @@ class Ending:
     gloo's reduce-scatters, for one, waits for them whatever the limit of the wait (`LambdaWork` of torch's
     ProcessGroupGloo.cpp).
 
+    It is held until Python ends where the thread does not end before: what it refers to may not lead to a model.
+
     Attributes:
         wake: called before it is waited for.
         returns_s: when it will be back from torch at the latest, in `time.perf_counter` seconds; None: it isn't there.

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -102,11 +103,7 @@ class Watchdog:
     def let_go(self) -> Sequence[Ending]:
         """Let the thread end by itself; see `Lanes.let_go`."""
         self._is_ending = True
-        return [Ending(self._thread, self._wake)] if self._thread is not None else []
-
-    def _wake(self) -> None:
-        self._ending.set()
-        self._busy.set()
+        return [Ending(self._thread, partial(_wake, self._ending, self._busy))] if self._thread is not None else []
 
     def _run(self) -> None:
         self._enter()
@@ -156,3 +153,8 @@ class Watchdog:
                 self._abort(group)
             except Exception:
                 logger.exception("a process group could not be aborted; work that waits for it on the device may never end")
+
+
+def _wake(*asleep: threading.Event) -> None:
+    for event in asleep:
+        event.set()

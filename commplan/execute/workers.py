@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ class _Queued:
         self.worker.ready.put(self)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class _Worker:
     """One lane: a thread, the task that it may run next, and what it is running."""
 
@@ -171,7 +172,12 @@ class WorkerLanes:
         workers = list(self._workers.values())
         for worker in workers:
             worker.ready.put(None)
-        return [Ending(w.thread, returns_s=partial(self._returns_s, w)) for w in workers if w.thread is not None]
+        limit_s = self._timeout_s
+        return [
+            Ending(worker.thread, returns_s=partial(_returns_s, weakref.ref(worker), limit_s))
+            for worker in workers
+            if worker.thread is not None
+        ]
 
     def fail(self, error: Exception) -> None:
         """See `Lanes`."""
@@ -180,14 +186,6 @@ class WorkerLanes:
                 self._failure = error
             if self._gate is not None:
                 self._gate.open()
-
-    def _returns_s(self, worker: _Worker) -> float | None:
-        """When the collective that a worker runs is over at the latest."""
-        running = worker.running
-        return None if running is None else self._limit_s(*running)
-
-    def _limit_s(self, task: Task, begin_s: float) -> float:
-        return begin_s + self._timeout_s + task.patience_s
 
     def _start(self, lane: str) -> _Worker:
         worker = self._workers[lane] = _Worker(lane)
@@ -226,7 +224,7 @@ class WorkerLanes:
         now_s = time.perf_counter()
         for worker in self._workers.values():
             running = worker.running
-            if running is not None and now_s > self._limit_s(*running) + GRACE_S:
+            if running is not None and now_s > _limit_s(running, self._timeout_s) + GRACE_S:
                 task, begin_s = running
                 self.fail(timeout_error(task, now_s - begin_s))
 
@@ -273,3 +271,16 @@ class WorkerLanes:
 
     def _is_given_up(self) -> bool:
         return self._closing or self._failure is not None
+
+
+def _limit_s(running: tuple[Task, float], timeout_s: float) -> float:
+    """When a task that began then is over at the latest."""
+    task, begin_s = running
+    return begin_s + timeout_s + task.patience_s
+
+
+def _returns_s(reference: weakref.ref[_Worker], timeout_s: float) -> float | None:
+    """When the worker will be back from the collective that it runs; nobody but its thread keeps a worker that was let go."""
+    worker = reference()
+    running = worker.running if worker is not None else None
+    return None if running is None else _limit_s(running, timeout_s)

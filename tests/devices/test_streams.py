@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -155,11 +157,15 @@ def test_the_thread_of_lanes_that_are_let_go_ends_and_nobody_wakes_it(device: Fa
         lanes.submit("shard", task(), [])
         lanes.drain()
     (ending,) = lanes.let_go()
+    reference = weakref.ref(lanes)
+    del lanes
     deadline_s = time.monotonic() + PATIENCE_S
     while [t for t in threading.enumerate() if t.name == "commplan-watchdog"]:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     ending.join()
+    gc.collect()
+    assert reference() is None
 
 
 def test_an_op_whose_predecessors_run_is_not_blamed() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -188,3 +191,29 @@ def test_failure_is_not_raised_by_close(lanes: WorkerLanes) -> None:
     with suppress(ExecutionError):
         lanes.wait([token])
     lanes.close()
+
+
+def test_what_waits_for_the_threads_of_lanes_keeps_nothing_else_alive() -> None:
+    """It is kept until Python ends, and lanes lead to tasks, and these to models."""
+    lanes = WorkerLanes(PATIENCE_S)
+    begun, over = threading.Event(), Handle()
+
+    def start() -> Handle:
+        begun.set()
+        return over
+
+    lanes.submit("shard", task(start), [])
+    buffer = Handle()
+    lanes.submit("shard", task(partial(vars, buffer)), [])
+    assert begun.wait(PATIENCE_S)
+    (ending,) = lanes.let_go()
+    returns_s = ending.returns_s()
+    assert returns_s is not None
+    assert 0 < returns_s - time.perf_counter() <= PATIENCE_S
+    references = [weakref.ref(lanes), weakref.ref(buffer)]
+    del lanes, buffer
+    over.over.set()
+    ending.thread.join(PATIENCE_S)
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    assert ending.returns_s() is None
