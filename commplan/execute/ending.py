@@ -15,7 +15,7 @@ END_S = 2.0
 AT_EXIT_S = 30.0
 
 
-def _now() -> None:
+def _nothing() -> None:
     return None
 
 
@@ -35,8 +35,8 @@ class Ending:
     """
 
     thread: threading.Thread
-    wake: Callable[[], object] = _now
-    returns_s: Callable[[], float | None] = _now
+    wake: Callable[[], object] = _nothing
+    returns_s: Callable[[], float | None] = _nothing
 
     def join(self) -> None:
         """Wait for it for a short time; what takes longer is waited for when Python ends."""
