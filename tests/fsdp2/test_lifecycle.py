@@ -90,10 +90,11 @@ def test_the_context_manager_detaches_on_an_exception(worlds: Worlds) -> None:
 
 
 def dropped(here: Rank) -> tuple[list[str], list[str]]:
-    """Our threads while a model has a schedule, and some time after nobody refers to it any more."""
+    """Threads of a model that has a schedule, and which of them are there some time after nobody refers to it any more."""
+    others = threading.enumerate()
 
     def ours() -> list[str]:
-        return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("commplan"))
+        return sorted(thread.name for thread in threading.enumerate() if thread not in others)
 
     model = parity.build(FN, here, (2, 2), {})
     attachment = commplan.attach(model, "overlapped_allreduce")
