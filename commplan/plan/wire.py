@@ -64,6 +64,27 @@ def sent_as_it_lies(plan: Plan) -> Callable[[OpStep], bool]:
     return is_sent_as_it_lies
 
 
+def copied_on_lane(plan: Plan) -> Callable[[OpStep], int]:
+    """Tells how many bytes of shards each reduction of `plan` copies on its lane, since they do not lie side by side or are
+    sent in another dtype: a reduce-scatter what it receives, an all-reduce to what it sends and back.
+    """
+    members = members_of(plan)
+    born = {b.born for b in plan.buffers if b.kind is BufferKind.WIRE}
+    copying = {
+        (step.kind, step.op.first, step.op.last)
+        for number, step in enumerate(plan.steps)
+        if number in born and isinstance(step, OpStep) and step.kind is not Kind.ALL_GATHER
+    }
+
+    def copied_bytes(step: OpStep) -> int:
+        if (step.kind, step.op.first, step.op.last) not in copying:
+            return 0
+        shards = sum(_piece(m.shard_numel, step.op) * ITEMSIZE_BYTES[m.reduce_dtype] for m in members(step))
+        return shards if step.kind is Kind.REDUCE_SCATTER else 2 * shards
+
+    return copied_bytes
+
+
 def _gathered_bytes(module: Module, op: OpId) -> int:
     itemsize_bytes = ITEMSIZE_BYTES[module.gather_dtype]
     numel = module.gathered_bytes // itemsize_bytes // module.shard_size

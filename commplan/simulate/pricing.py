@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from commplan.errors import CommplanError
 from commplan.graph.timeline import orders
@@ -11,7 +12,7 @@ from commplan.language.profiles import Host, Profile
 from commplan.language.source import did_you_mean, shown
 from commplan.ops import COMPUTE_LANE, TRAITS, Axis, Kind
 from commplan.plan.model import OpStep, Plan
-from commplan.plan.wire import is_gathered_in_place, sent_as_it_lies, wire_bytes
+from commplan.plan.wire import copied_on_lane, is_gathered_in_place, sent_as_it_lies, wire_bytes
 from commplan.simulate.costs import Costs, OpCost
 
 
@@ -27,10 +28,12 @@ def costs(plan: Plan, profile: Profile) -> Costs:
     gathered = {member: step for step in steps if step.kind is Kind.ALL_GATHER for member in step.op.members}
     lies = sent_as_it_lies(plan)
     unpacked = {step.op for step in steps if not profile.host.packs_lone and lies(step)}
-    ops = {
-        step.op: _op_cost(step, need if step.kind is Kind.ALL_GATHER else completion, profile, packs=step.op not in unpacked)
-        for step in steps
-    }
+    copied_bytes = copied_on_lane(plan)
+    ops = {}
+    for step in steps:
+        cost = _op_cost(step, need if step.kind is Kind.ALL_GATHER else completion, profile, packs=step.op not in unpacked)
+        copying_s = _over(copied_bytes(step), profile.host.pack_bytes_per_s)
+        ops[step.op] = replace(cost, latency_s=cost.latency_s + copying_s)
     compute_s = list(compute_alone(plan, profile))
     gather_s = [0.0] * len(table)
     for place, index in enumerate(orders(plan.modules)[1]):

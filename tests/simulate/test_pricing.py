@@ -96,6 +96,32 @@ def test_a_cut_op_pays_its_latency_for_each_piece_and_packs_once() -> None:
     assert [op.issue_s for op in ops] == [1001, 1000, 1000]
 
 
+COPIED = {
+    # Shards of 24 and 40 bytes that two reduce-scatters made: into a bucket and back.
+    "RS_n: {after: compute_n}\n  - AR_n: {after: RS_n, fuse: {modules: 2}}": {"AR_0-1": 128},
+    # Those of one reduce-scatter lie side by side.
+    "RS_n: {after: compute_n, fuse: {modules: 2}}\n  - AR_n: {after: RS_n, fuse: {modules: 2}}": {},
+    # Each piece has a part of each.
+    "RS_n: {after: compute_n, fuse: {modules: 2}, chunks: 2}\n  - AR_n: {after: RS_n, fuse: {modules: 2}, chunks: 2}": {
+        "RS_0-1[0/2]": 32,
+        "RS_0-1[1/2]": 32,
+        "AR_0-1[0/2]": 64,
+        "AR_0-1[1/2]": 64,
+    },
+    # Half as many bytes are sent, and as many as ever are written in the end.
+    "RS_n: {after: compute_n, dtype: bf16}\n  - AR_n: {after: RS_n}": {"RS_0": 24, "RS_1": 40},
+    "RS_n: {after: compute_n}\n  - AR_n: {after: RS_n, dtype: bf16}": {"AR_0": 48, "AR_1": 80},
+    "RS_n: {after: compute_n, chunks: 2}\n  - AR_n: {after: RS_n, chunks: 2}": {},
+}
+
+
+@pytest.mark.parametrize(("hook", "copied_bytes"), COPIED.items())
+def test_what_does_not_lie_as_it_is_sent_is_copied_on_its_lane(hook: str, copied_bytes: dict[str, int]) -> None:
+    text = f"{HEAD}post_backward:\n  - {hook}\nroot: [apply_n: {{after: AR_n}}]\n"
+    found = costs(commplan.compile(text, table(24, 40)), profile(host={"pack_bytes_per_s": 1}))
+    assert {str(op): cost.latency_s for op, cost in found.ops.items() if cost.latency_s} == copied_bytes
+
+
 def module_of(*shapes: tuple[int, ...]) -> Module:
     parameters = tuple(Parameter(name=f"p{n}", shape=shape) for n, shape in enumerate(shapes))
     return Module(name="m", parameters=parameters, axes={Axis.SHARD: 4, Axis.REPLICATE: 2})
