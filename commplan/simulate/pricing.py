@@ -40,8 +40,8 @@ def costs(plan: Plan, profile: Profile) -> Costs:
         module, host = table[index], profile.host
         if module.shard_size == 1 or not module.resharded_after_forward:
             continue
-        if (step := gathered.get(place)) is not None:
-            if not is_gathered_in_place(step, [need[n] for n in step.op.members]):
+        if (gather := gathered.get(place)) is not None:
+            if not is_gathered_in_place(gather, [need[n] for n in gather.op.members]):
                 compute_s[index] += _over(module.gathered_bytes, host.unpack_bytes_per_s)
             continue
         compute_s[index] += _over(module.gathered_bytes, host.fsdp2_copy_bytes_per_s or host.unpack_bytes_per_s)

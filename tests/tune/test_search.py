@@ -14,7 +14,8 @@ from commplan.errors import ScheduleError, Severity
 from commplan.language.modules import ModuleTable
 from commplan.language.profiles import Profile
 from commplan.plan.model import OpStep
-from commplan.tune import CHOICES, ROOT, Candidate, Goal, NothingFitsError, Search
+from commplan.simulate import costs, draws
+from commplan.tune import CHOICES, NEARLY, ROOT, ROUNDS, Candidate, Found, Goal, NothingFitsError, Search
 
 SHARD_BYTES, WHOLE_BYTES = 2**21, 2**22
 
@@ -84,6 +85,50 @@ def test_a_climb_among_schedules_that_are_nearly_alike_ends() -> None:
 def test_the_same_each_time() -> None:
     texts = {Search(goal(5, profile(*RATIOS[0]))).best().text for _ in range(2)}
     assert len(texts) == 1
+
+
+def with_jitter(of: Profile, compute: float, network: float) -> Profile:
+    told = of.model_dump()
+    told["compute_s"]["jitter"] = compute
+    return Profile.model_validate(told | {"links": {"b": {"jitter": network}}})
+
+
+def drawn_s(found: Found, of: Profile) -> float:
+    plan = found.simulated.plan
+    return draws(plan, costs(plan, of), ROUNDS[-1][1]).mean_s
+
+
+@settings(deadline=None, max_examples=5)
+@given(st.tuples(*[st.floats(0.01, 4)] * 4), st.integers(1, 6), st.floats(0.01, 0.3), st.floats(0.01, 1))
+def test_never_worse_than_the_library_with_jitter(
+    ratios: tuple[float, float, float, float], num_modules: int, compute: float, network: float
+) -> None:
+    of = with_jitter(profile(*ratios), compute, network)
+    search = Search(goal(num_modules, of))
+    best = search.best()
+    assert search.best() is best
+    for found in (best, *search.library_ranking()):
+        assert found.seconds == drawn_s(found, of)
+        assert best.seconds <= found.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("cap_mib", [8, 10, 16])
+@pytest.mark.parametrize("ratios", [(1, 0.05, 0.9, 0.05), (1, 0.3, 0.6, 0.3)])
+def test_with_jitter_as_good_as_drawing_all_and_better_than_what_means_choose(
+    ratios: tuple[float, float, float, float], cap_mib: int
+) -> None:
+    plain, cap_bytes = profile(*ratios), cap_mib * 2**20
+    of = with_jitter(plain, 0.02, 0.6)
+    search = Search(goal(8, of, cap_bytes))
+    best = search.best()
+    # Jitter never makes up for time, so what takes longer without it need not be drawn.
+    offsets = itertools.product((0, 1), (0, 1, 2), (0, 1, 2, 3, 5, ROOT), (1, 2, 3), (False, True), (1, 2))
+    grid = (Candidate(rs, ar, applied, inputs, first, gather=gather) for rs, ar, applied, inputs, first, gather in offsets)
+    every = [one for one in map(search.try_candidate, grid) if one and one.simulated.duration_s < best.seconds]
+    assert len(every) >= 10
+    assert best.seconds <= min(drawn_s(one, of) for one in every) * (1 + NEARLY)
+    assert best.seconds < drawn_s(Search(goal(8, plain, cap_bytes)).best(), of) * 0.97
+    assert best.peak_bytes <= cap_bytes
 
 
 def test_a_cap_that_nothing_keeps_is_told() -> None:
