@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 # How long a thread that was told to end is waited for: it looks up five times a second, less often where a machine is busy.
 END_S = 2.0
 
-# A thread that is in a collective for longer is left behind when Python ends, which takes a few seconds itself.
+# How long a thread is waited for that is in a collective when Python ends; one that takes longer is left behind.
 AT_EXIT_S = 30.0
 
 
@@ -47,12 +47,18 @@ class Ending:
 
     def join_at_exit(self) -> None:
         """Have it waited for when Python ends."""
-        atexit.register(self.outlast)
+        atexit.register(outlast, [self])
 
-    def outlast(self) -> None:
-        """Python ends: wait until the thread is over, or is sure to be in torch for much longer than that takes."""
-        self.wake()
-        self.thread.join(END_S)
-        returns_s = self.returns_s()
-        if returns_s is not None and (left_s := returns_s - time.perf_counter()) < AT_EXIT_S:
-            self.thread.join(max(0.0, left_s) + END_S)
+
+def outlast(endings: Iterable[Ending]) -> None:
+    """Python ends: wait until the threads are over, for `AT_EXIT_S` in all where some are in torch.
+
+    Such a collective is over whenever a peer comes, or is gone; when at the latest says nothing but that no wait beyond helps.
+    """
+    deadline_s = time.perf_counter() + AT_EXIT_S
+    for ending in endings:
+        ending.wake()
+        ending.thread.join(END_S)
+        returns_s = ending.returns_s()
+        if returns_s is not None:
+            ending.thread.join(max(0.0, min(returns_s, deadline_s) - time.perf_counter()) + END_S)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from commplan.execute.control import Control
-from commplan.execute.ending import Ending
+from commplan.execute.ending import Ending, outlast
 from commplan.execute.lanes import Lanes
 from commplan.execute.lookout import Lookout
 from commplan.execute.memory import Memory
@@ -42,8 +43,7 @@ class Machinery:
 
     def let_go_unattended(self) -> None:
         """Nobody uses this any more, and nobody ended it."""
-        for ending in self.let_go():
-            ending.join_at_exit()
+        atexit.register(outlast, self.let_go())
 
     def close(self) -> None:
         """End the lanes and every thread."""
@@ -59,5 +59,4 @@ class Machinery:
     def close_at_exit(self) -> None:
         """Python ends, and nobody ended this."""
         self.close()
-        for ending in self.let_go():
-            ending.outlast()
+        outlast(self.let_go())

@@ -66,7 +66,7 @@ def leave(model: Any, *, is_victim: bool) -> None:
     model[2].forward = lambda x: forward(wrong(x))
     loss = model(torch.zeros(1, requires_grad=True)).sum()
     if is_victim:
-        time.sleep(600)
+        time.sleep(float(os.environ["AWAY_S"]))
     with contextlib.suppress(KeyError):
         loss.backward()
 

@@ -29,9 +29,8 @@ def run_job(victim: int, how: str) -> dict[int, tuple[int, str]]:
     processes = {}
     for rank in range(SIZE):
         here = {"RANK": str(rank), "WORLD_SIZE": str(SIZE), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        case = {"VICTIM": str(victim), "HOW": how, "LOSE_AT": "2", "TIMEOUT_S": "8", "LINGER_S": "0"}
-        if how == "leave":
-            case["LINGER_S"] = "9"
+        case = {"VICTIM": str(victim), "HOW": how, "LOSE_AT": "2", "TIMEOUT_S": "8", "LINGER_S": "0", "AWAY_S": "600"}
+        case |= CASES.get(how, {})
         processes[rank] = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.job"],
             cwd=ROOT,
@@ -56,8 +55,11 @@ def run_job(victim: int, how: str) -> dict[int, tuple[int, str]]:
             process.stdout.close()
 
 
-JOBS = [(0, "kill"), (0, "stop"), (3, "kill"), (3, "stop"), (3, "sleep"), (3, "leave"), (-1, "")]
+JOBS = [(0, "kill"), (0, "stop"), (3, "kill"), (3, "stop"), (3, "sleep"), (3, "leave"), (3, "late"), (-1, "")]
 """Who is lost in each, and how; in the last nobody."""
+
+CASES = {"leave": {"LINGER_S": "9"}, "late": {"HOW": "leave", "TIMEOUT_S": "60", "LINGER_S": "12", "AWAY_S": "6"}}
+"""In which the others leave: the victim does not come, or comes long before the collectives have to be over."""
 
 AT_ONCE = 2
 
@@ -69,7 +71,7 @@ def ended() -> dict[tuple[int, str], dict[int, tuple[int, str]]]:
         return dict(zip(JOBS, pool.map(lambda job: run_job(*job), JOBS), strict=True))
 
 
-@pytest.mark.parametrize(("victim", "how"), JOBS[:-2])
+@pytest.mark.parametrize(("victim", "how"), JOBS[:-3])
 def test_every_process_ends_with_a_named_error(
     ended: dict[tuple[int, str], dict[int, tuple[int, str]]], victim: int, how: str
 ) -> None:
@@ -82,11 +84,12 @@ def test_every_process_ends_with_a_named_error(
             assert "Ranks: " in output, output
 
 
+@pytest.mark.parametrize("how", CASES)
 def test_who_drops_a_model_while_collectives_wait_ends_in_peace(
-    ended: dict[tuple[int, str], dict[int, tuple[int, str]]],
+    ended: dict[tuple[int, str], dict[int, tuple[int, str]]], how: str
 ) -> None:
     """Python would abort the process for a thread that is in torch still."""
-    for rank, (code, output) in ended[3, "leave"].items():
+    for rank, (code, output) in ended[3, how].items():
         # Rank 0 takes the store with it, of which torch may warn.
         assert code == 0, (rank, code, output)
         assert output.startswith("left"), output
