@@ -115,6 +115,19 @@ def test_a_profile_is_found_again_and_predicts_every_schedule_in_every_setting()
     assert all("mean 0.0%, largest 0.0%" in line for line in truth_figures.shown(figures)[-2:])
 
 
+def test_jitter_of_compute_is_of_all_that_it_is_applied_to_and_as_long_where_compute_is_shorter() -> None:
+    begins_ms = [0, 200, 380, 580, 760, 1000]
+    trace = {"compute": [[begin, begin + 180] for begin in begins_ms], "waits": []}
+    # 200, 180, 200 and 180: what follows the last all-gather does not count.
+    gaps_s = truth_figures._gaps_s([trace], KNOWN)
+    assert gaps_s == pytest.approx([0.02, 0, 0.02, 0])
+    assert truth_figures._compute_jitter([trace], KNOWN) == pytest.approx(10 / 190)
+    data = profile(KNOWN).model_dump()
+    data["compute_s"] = {"default": 0.19, "jitter": 10 / 190}
+    moved = truth_figures.moved(Profile.model_validate(data), KNOWN, Setting(60, 400))
+    assert moved.compute_s.jitter * moved.compute_s.default == pytest.approx(0.01)
+
+
 def test_what_peers_wait_for_one_another_is_no_cost() -> None:
     """In the group of ranks 0 and 1 rank 0 came early to AR_0; in the other nobody waited for AR_1."""
     of_rank = [{"AR_0": 9.0, "AR_1": 2.0}, {"AR_0": 3.0, "AR_1": 2.5}, {"AR_0": 4.0}, {"AR_0": 5.0, "AR_1": 7.0}]

@@ -12,12 +12,16 @@ from commplan.calibrate.sweep import SHARED, Measured, Swept
 from commplan.errors import CommplanError
 from commplan.language.modules import ModuleTable
 from commplan.language.profile_text import Comments
-from commplan.language.profiles import Profile
+from commplan.language.profiles import MAX_DEVIATION, Profile
 from commplan.ops import Axis, Kind
 from commplan.plan.model import Plan
 from commplan.simulate import costs, simulate
 
 SHARED_LINK: Final = "shared"
+
+_JITTER_IS: Final = (
+    "Standard deviation over mean, of {}: of a normal distribution whose middle half is as wide as that of what was measured."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +163,9 @@ class _Draft:
         computing = [spread for spread in compute.values() if spread.median_s > 0]
         default_s = statistics.median([spread.median_s for spread in computing] or [0.0])
         found: dict[str, Any] = {"default": default_s, "modules": {name: s.median_s for name, s in compute.items()}}
-        if jitter := round(statistics.median([spread.jitter for spread in computing] or [0.0]), 4):
+        if jitter := _jitter([spread.jitter for spread in computing]):
             found["jitter"] = jitter
+            self.comments["compute_s", "jitter"] = _JITTER_IS.format("the median module")
         return found
 
     def _axes(self) -> dict[str, Any]:
@@ -244,17 +249,17 @@ class _Draft:
         else:
             said.append("How much communication slows compute was not measured.")
         for name, link in links.items():
-            if jitter := self._jitter(name):
+            if jitter := self._link_jitter(name):
                 link["jitter"] = jitter
+                self.comments["links", name, "jitter"] = _JITTER_IS.format("the median size of its collectives")
         self.comments["links",] = "\n".join(said)
         return links
 
-    def _jitter(self, link: str) -> float:
+    def _link_jitter(self, link: str) -> float:
         """The median of what was measured over this link."""
         axes = {axis for axis, costs in self.data["axes"].items() if costs["link"] == link}
         swept = self._measured.swept.points
-        of_points = [point.jitter for (axis, _), points in swept.items() if str(axis) in axes for point in points]
-        return round(statistics.median(of_points or [0.0]), 4)
+        return _jitter([point.jitter for (axis, _), points in swept.items() if str(axis) in axes for point in points])
 
     def _slowdown(self, beside: Beside) -> float:
         # Collectives run beside hooks, too, which are no compute.
@@ -304,6 +309,11 @@ class _Draft:
             f"{in_ms(copied_s)} ms a backward in FSDP2's own gathering, waits left out"
         )
         return {"fsdp2_copy_bytes_per_s": speed}
+
+
+def _jitter(measured: Sequence[float]) -> float:
+    """The median, as far as a profile can say it: a few repeats may differ by any factor."""
+    return round(min(statistics.median(measured or [0.0]), MAX_DEVIATION), 4)
 
 
 def _speed(size_bytes: int, seconds: float) -> float | None:

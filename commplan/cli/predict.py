@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Final
@@ -44,7 +43,8 @@ from commplan.simulate.tracing import process
 EXIT_ERRORS: Final = 1
 MAX_COLUMNS: Final = 160
 MAX_RUN_BYTES: Final = 1 << 28
-MAX_DRAWS: Final = 10_000
+MIN_DRAWS: Final = 10
+MAX_DRAWS: Final = 1_000
 
 
 class Format(StrEnum):
@@ -65,7 +65,8 @@ DrawsOption = Annotated[
         metavar="N",
         min=0,
         max=MAX_DRAWS,
-        help="Simulate each so many times with the profile's jitter; times are means. Default: once, without.",
+        help=f"Simulate each so many times, {MIN_DRAWS} at least, with the profile's jitter; times are means. Default: once, "
+        "without.",
     ),
 ]
 ModulesOption = Annotated[str, typer.Option("--modules", metavar="N|TABLE.json", help="How many modules, or a module table.")]
@@ -114,7 +115,9 @@ def compare(
     """
     job = read_job(schedules, read_profile(profile), read_table(modules), settings or [])
     width = columns or min(shutil.get_terminal_size().columns, MAX_COLUMNS)
-    typer.echo("\n".join([*_comparison(job, _drawn(job, num_draws)), "", *draw(job.fastest_first, width)]))
+    drawn = _drawn(job, num_draws)
+    head = ["timelines without jitter", ""] if drawn else []
+    typer.echo("\n".join([*_comparison(job, drawn), "", *head, *draw(_in_order(job, drawn), width)]))
 
 
 def trace_command(
@@ -243,10 +246,14 @@ def _drawn(job: Job, num: int) -> Mapping[str, Draws]:
     """Each schedule under `num` draws of its costs, by the digest of its plan; nothing where `num` is 0.
 
     Raises:
-        typer.BadParameter: the profile says nothing that could be drawn.
+        typer.BadParameter: the profile says nothing that could be drawn, or so few draws tell nothing.
     """
     if num == 0:
         return {}
+    if num < MIN_DRAWS:
+        raise typer.BadParameter(
+            f"{num} draws tell little, and nothing of nine of ten: ask for {MIN_DRAWS} or more", param_hint="--draws"
+        )
     if not job.profile.has_jitter:
         raise typer.BadParameter(
             f"the profile {job.profile.name!r} does not say how much anything differs from one time to the next: add "
@@ -261,7 +268,7 @@ def _comparison(job: Job, drawn: Mapping[str, Draws]) -> Iterator[str]:
     alone_s = sum(compute_alone(job.simulated[0].plan, job.profile))
     lanes = list(dict.fromkeys(lane for one in job.simulated for lane in report(one).lanes))
     rows = []
-    for one in job.fastest_first:
+    for one in _in_order(job, drawn):
         of_draws = drawn.get(one.plan.digest)
         simulated = [one] if of_draws is None else of_draws.simulated
         told = [report(each) for each in simulated]
@@ -270,13 +277,19 @@ def _comparison(job: Job, drawn: Mapping[str, Draws]) -> Iterator[str]:
         exposed = [_ms(fmean(each.exposed_s(lane) for each in told)) for lane in lanes]
         most = [_ms(of_draws.most_s)] if of_draws is not None else []
         row = (one.plan.schedule, _ms(duration_s), *most, ratio, *exposed, f"{told[0].peak_bytes / 2**20:.1f} MiB")
-        rows.append((duration_s, row))
+        rows.append(row)
     within = ["nine of ten within"] if drawn else []
     head = ("schedule", "backward", *within, "of compute", *(f"exposed, {lane}" for lane in lanes), "peak")
     means = "".join(f"; means of {len(one.simulated)} draws" for one in list(drawn.values())[:1])
     yield f"{len(job.modules)} modules, profile {job.profile.name}; compute alone {_ms(alone_s)}{means}"
     yield ""
-    yield from table(head, [row for _, row in sorted(rows, key=itemgetter(0))], texts=("schedule",))
+    yield from table(head, rows, texts=("schedule",))
+
+
+def _in_order(job: Job, drawn: Mapping[str, Draws]) -> Sequence[Simulated]:
+    """The fastest first, by the means of draws if there were any."""
+    found = job.fastest_first
+    return sorted(found, key=lambda one: drawn[one.plan.digest].mean_s) if drawn else found
 
 
 def _ms(seconds: float) -> str:

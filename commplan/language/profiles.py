@@ -17,12 +17,15 @@ from commplan.ops import Axis, Kind
 
 MAX_PROFILE_BYTES: Final = 4 * 1024 * 1024
 
+MAX_DEVIATION: Final = 3.0
+"""Of jitter. As many draws as anybody makes show no more."""
+
 ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
 
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Speed = Annotated[float, Field(ge=1e-3, le=1e24, allow_inf_nan=False)]
 Part = Annotated[float, Field(gt=0, le=1)]
-Deviation = Annotated[float, Field(ge=0, le=10)]
+Deviation = Annotated[float, Field(ge=0, le=MAX_DEVIATION)]
 
 
 class _Part(BaseModel):

@@ -10,7 +10,8 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist, fmean
+from functools import lru_cache
+from statistics import NormalDist, fmean, pstdev
 from typing import Final
 
 from commplan.plan.model import Plan
@@ -19,6 +20,8 @@ from commplan.simulate.engine import Simulated, simulate
 
 MANY: Final = 0.9
 """The part of draws that `Draws.most_s` is not exceeded by."""
+
+_HALVINGS: Final = 50
 
 
 @dataclass(frozen=True)
@@ -41,20 +44,24 @@ class Draws:
 
 
 def draws(plan: Plan, costs: Costs, num: int, seed: int = 0) -> Draws:
-    """Simulate `plan` under `num` draws of `costs`.
+    """Simulate `plan` under `num` draws of `costs`, at least one.
 
     Raises:
         DeadlockError: as `simulate` does.
+        ValueError: `num` is less than one.
     """
+    if num < 1:
+        raise ValueError(f"{num} draws were asked for: ask for one at least")
     return Draws(plan, [simulate(plan, one) for one in drawn(costs, num, seed)])
 
 
 def drawn(costs: Costs, num: int, seed: int = 0) -> Iterator[Costs]:
     """`num` times the same costs, each module and each op taking its part more or less, independently of the others.
 
-    Factors have mean 1 over the draws.  They are a Latin hypercube (McKay, Beckman and Conover, 1979): one from each of `num`
-    parts of equal probability of a log-normal distribution, in another order for each module and op; so far fewer draws will do
-    than of independent ones.
+    Factors have mean 1 over the draws, and the deviation that is asked for.  They are the middles of `num` parts of equal
+    probability of a log-normal distribution, in another order for each module and op: lattice sampling (Patterson, 1954), the
+    Latin hypercube of McKay, Beckman and Conover (1979) without chance inside the parts.  So far fewer draws will do than of
+    independent ones.
     """
     order = random.Random(seed)
     compute = [_factors(costs.compute_jitter, num, order) for _ in costs.compute_s]
@@ -75,12 +82,29 @@ def _longer(cost: OpCost, factor: float) -> OpCost:
 
 
 def _factors(deviation: float, num: int, order: random.Random) -> list[float]:
-    """`num` factors of mean 1 and nearly this standard deviation, in a random order."""
-    if deviation == 0:
-        return [1.0] * num
-    # Of a log-normal variable the variance is (exp(sigma^2) - 1) times the square of its mean.
-    sigma = math.sqrt(math.log1p(deviation**2))
-    factors = [math.exp(sigma * NormalDist().inv_cdf((part + 0.5) / num)) for part in range(num)]
+    """`num` factors of mean 1 and this standard deviation, in a random order."""
+    factors = list(_middles(deviation, num))
     order.shuffle(factors)
+    return factors
+
+
+@lru_cache(maxsize=64)
+def _middles(deviation: float, num: int) -> tuple[float, ...]:
+    """The middles of `num` parts, in order. So few of a wide distribution that they can't differ as much differ as they can."""
+    if deviation == 0 or num == 1:
+        return (1.0,) * num
+    # The variance of a log-normal variable is (exp(sigma^2) - 1) times the square of its mean; middles of parts differ less.
+    low, high = 0.0, 2 * math.sqrt(math.log1p(deviation**2)) + 1
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if pstdev(_log_normal(middle, num)) < deviation:
+            low = middle
+        else:
+            high = middle
+    return _log_normal(high, num)
+
+
+def _log_normal(sigma: float, num: int) -> tuple[float, ...]:
+    factors = [math.exp(sigma * NormalDist().inv_cdf((part + 0.5) / num)) for part in range(num)]
     mean = fmean(factors)
-    return [factor / mean for factor in factors]
+    return tuple(factor / mean for factor in factors)

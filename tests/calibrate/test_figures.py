@@ -14,7 +14,7 @@ from commplan.calibrate.statistics import Spread
 from commplan.calibrate.sweep import Measured, Swept
 from commplan.language.modules import ModuleTable
 from commplan.language.profile_text import profile_text
-from commplan.language.profiles import Profile, parse_profile
+from commplan.language.profiles import MAX_DEVIATION, Profile, parse_profile
 from commplan.ops import Axis, Kind
 from commplan.simulate import costs, simulate
 
@@ -106,6 +106,14 @@ def test_jitter_is_that_of_a_normal_distribution_with_such_a_middle_half() -> No
     found = profile(swept=replace(swept(), points=points))
     assert found.compute_s.jitter == pytest.approx(0.1483, abs=1e-4)
     assert found.links["shard"].jitter == found.links["replicate"].jitter == pytest.approx(2 * 0.1483, abs=2e-4)
+
+
+def test_jitter_that_no_profile_can_say_is_the_most_that_one_can() -> None:
+    """Three repeats of twenty in a row, one of which was held up."""
+    spread = Spread.of([1e-4, 1.1e-4, 9e-4])
+    points = {key: [replace(p, spread=spread, in_row=20) for p in of] for key, of in swept().points.items()}
+    found = profile(swept=replace(swept(), points=points))
+    assert found.links["shard"].jitter == MAX_DEVIATION
 
 
 def test_what_is_always_the_same_has_no_jitter() -> None:

@@ -166,6 +166,7 @@ def test_slow_collectives_are_measured_some_in_a_row_too(monkeypatch: pytest.Mon
     assert all(point.spread.median_s == pytest.approx(0.5) for point in points)
     # One to try what it does ahead, two alone for each size, and at least three batches.
     assert sorted(lanes.num_in_row) == [1] * (1 + 2 * len(points)) + [2] * (3 * len(points))
+    assert [point.in_row for point in points] == [2] * len(points)
 
 
 def test_where_there_is_no_memory_for_several_modules_they_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

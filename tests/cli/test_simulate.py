@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_draws_of_what_differs_from_one_time_to_the_next(run: Run) -> None:
 
 
 def test_without_jitter_nothing_is_drawn(run: Run) -> None:
-    result = run("simulate", "blocking", "--profile", str(write("p.yaml", PROFILE)), "--modules", "4", "--draws", "3")
+    result = run("simulate", "blocking", "--profile", str(write("p.yaml", PROFILE)), "--modules", "4", "--draws", "30")
     assert result.code == 2
     assert "'units' does not say how much anything differs" in result.text
     assert "compute_s.jitter" in result.text
@@ -93,6 +94,33 @@ def test_params_apply_to_the_schedules_that_have_them(run: Run) -> None:
     unknown = run("simulate", *given, "--set", "depth=1")
     assert unknown.code == 2
     assert "no schedule here has a param 'depth'" in unknown.text
+
+
+def test_so_few_draws_that_they_tell_nothing_are_refused(run: Run) -> None:
+    result = run("simulate", "blocking", "--profile", str(write("p.yaml", JITTER)), "--modules", "4", "--draws", "9")
+    assert result.code == 2
+    assert "9 draws tell little" in result.text
+    assert "ask for 10 or more" in result.text
+
+
+def test_timelines_are_in_the_order_of_a_table_of_draws(run: Run) -> None:
+    names = ("eager_apply", "windowed_allreduce", "overlapped_allreduce", "blocking")
+    strong = JITTER.replace("jitter: 0.1", "jitter: 0.5").replace("jitter: 0.2", "jitter: 1.5")
+    given = ("compare", *names, "--profile", str(write("p.yaml", strong)), "--modules", "6", "--columns", "77")
+    orders = []
+    for drawing in ((), ("--draws", "32")):
+        out = run(*given, *drawing).out
+        assert ("timelines without jitter" in out) == bool(drawing)
+        table, timelines = ([line.split()[0].rstrip(":") for line in out.splitlines() if re.search(end, line)] for end in ENDS)
+        assert timelines == table
+        assert set(table) == set(names)
+        orders.append(table)
+    # Applies in hooks wait for whatever is late.
+    assert orders[0] != orders[1]
+
+
+ENDS = r"MiB$|[0-9] B$", r": [0-9.]+ ms$"
+"""Of lines of the table, and of heads of timelines."""
 
 
 def test_compare_draws_timelines_beside_the_table(run: Run) -> None:

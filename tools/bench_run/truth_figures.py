@@ -158,13 +158,12 @@ def _took(reducing: Sequence[Trace], gathering: Sequence[Trace], num_shard: int,
     # In root the others are applied while the last all-reduce is under way.
     applies_ms = [trace["end"] - max(end for _, _, end in trace["ops"].values()) for trace in gathering]
     waits_ms = [end - begin for trace in reducing for begin, end in trace["gathers"].values()]
-    between_s = [_gaps_s([trace], setting) for trace in gathering]
     return {
         "issue": mean(issues_ms) / 1e3,
         "apply": mean(applies_ms) / 1e3,
         "fsdp2_all_gather": mean(waits_ms) / 1e3 if waits_ms else 0.0,
-        "between_gathering": mean(seconds for of_rank in between_s for seconds in of_rank),
-        "compute_jitter": mean(map(pstdev, between_s)) / (setting.compute_ms / 1e3),
+        "between_gathering": mean(_gaps_s(gathering, setting)),
+        "compute_jitter": _compute_jitter(gathering, setting),
         "between_reducing": mean(_gaps_s(reducing, setting)),
         "all_gather": _slowest_s(gathering, "AG", shard_groups),
         "reduce_scatter_jitter": _jitter(gathering, "RS", shard_groups),
@@ -175,7 +174,10 @@ def _took(reducing: Sequence[Trace], gathering: Sequence[Trace], num_shard: int,
 def moved(profile: Profile, known: Setting, setting: Setting) -> Profile:
     """`profile`, which holds for `known`, for other compute and another link: what its figures say of them, and no more."""
     data = profile.model_dump()
+    before_s = data["compute_s"]["default"]
     data["compute_s"]["default"] += (setting.compute_ms - known.compute_ms) / 1e3
+    # What differs are sleeps' ends and hooks, which are as long as before.
+    data["compute_s"]["jitter"] *= before_s / data["compute_s"]["default"]
     data["axes"][Axis.REPLICATE]["all_reduce"]["bytes_per_s"] *= setting.rate_mbit / known.rate_mbit
     return Profile.model_validate(data | {"name": f"two hosts, {setting}"})
 
@@ -319,6 +321,12 @@ def _jitter(traces: Sequence[Trace], kind: str, groups: Sequence[Sequence[int]])
     """How much that differs, in any group: standard deviation over mean."""
     took_s = [seconds for of_groups in _of_groups_s(traces, kind, groups) for seconds in of_groups]
     return pstdev(took_s) / mean(took_s) if any(took_s) else 0.0
+
+
+def _compute_jitter(traces: Sequence[Trace], setting: Setting) -> float:
+    """How much compute of a module, and the hooks behind it, differ on a rank: standard deviation over mean."""
+    took_s = [[setting.compute_ms / 1e3 + gap_s for gap_s in _gaps_s([trace], setting)] for trace in traces]
+    return mean(pstdev(of_rank) / mean(of_rank) for of_rank in took_s)
 
 
 def _gaps_s(traces: Sequence[Trace], setting: Setting) -> list[float]:
