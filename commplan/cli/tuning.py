@@ -18,7 +18,7 @@ from commplan.errors import CommplanError
 from commplan.language.fields import UNIT_BYTES
 from commplan.plan.diff import diff
 from commplan.sight.figures import table
-from commplan.tune import NEARLY, ROUNDS, Found, Goal, NothingFitsError, Search
+from commplan.tune import NEARLY, Found, Goal, NothingFitsError, Search
 
 EXIT_NOTHING: Final = 1
 MAX_ROWS: Final = 5
@@ -60,7 +60,7 @@ def tune(
     ranking = search.library_ranking()
     path = written(name, _text(best, ranking, goal, name))
     if goal.profile.has_jitter:
-        typer.echo(f"jitter: predictions are means of {ROUNDS[-1][1]} draws\n")
+        typer.echo(f"jitter: predictions are means of {search.num_draws} draws\n")
     typer.echo("\n".join(_shown(best, ranking)))
     if ranking and best.candidate is not None:
         render.console().print(difference_text(diff(ranking[0].simulated.plan, best.simulated.plan)), end="")

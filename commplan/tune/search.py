@@ -22,7 +22,11 @@ know and have measured, then less memory, then the plainer one.
 """
 
 ROUNDS = ((64, 4), (8, 16))
-"""Under a profile with jitter so many schedules are drawn so often, and the best of them go to the next round."""
+"""Under a profile with jitter so many schedules are drawn so often, and the best of them go to the next round; more often where
+there are fewer than `FEW_MODULES`, since what comes late by chance is then not made up for by another time.
+"""
+
+FEW_MODULES = 16
 
 SLACK = 0.02
 """Those that take longer without jitter by more than this part are not drawn."""
@@ -125,6 +129,11 @@ class Search:
             raise NothingFitsError(f"no schedule keeps a cap of {cap_bytes} bytes: `commplan plan` tells what a module needs")
         return best
 
+    @property
+    def num_draws(self) -> int:
+        """Of which predictions are means, where the profile has jitter."""
+        return self._often(ROUNDS[-1][1])
+
     def library_ranking(self) -> list[Found]:
         """The schedules of the library that keep the cap and are as exact as asked for, the fastest first: with jitter, if the
         profile has any, once the best was asked for.
@@ -155,15 +164,18 @@ class Search:
 
     def _final(self) -> Found:
         """The best of the library and of what was tried, as jitter leaves them: who waits more is held up by more."""
-        self._ranking = _fastest_first(self._drawn(one, ROUNDS[-1][1]) for one in self.library_ranking())
+        self._ranking = _fastest_first(self._drawn(one, self.num_draws) for one in self.library_ranking())
         tried = [one for one in self._known.values() if one is not None]
         limit_s = min((one.seconds for one in tried), default=0) * (1 + SLACK)
         # Of those that are as fast the plainest: memory, which orders a search, would leave those that wait most.
         left = sorted((one for one in tried if one.seconds <= limit_s), key=lambda one: (_oddity(one), one.seconds))
-        for num, num_draws in ROUNDS:
-            left = sorted((self._drawn(one, num_draws) for one in left[:num]), key=self._rank)
+        for num, least_draws in ROUNDS:
+            left = sorted((self._drawn(one, self._often(least_draws)) for one in left[:num]), key=self._rank)
         self._known |= {one.candidate: one for one in left if one.candidate is not None}
         return min((*self._ranking, *left), key=self._rank)
+
+    def _often(self, least_draws: int) -> int:
+        return max(least_draws, least_draws * FEW_MODULES // len(self.goal.table))
 
     def _drawn(self, found: Found, num_draws: int) -> Found:
         plan = found.simulated.plan
