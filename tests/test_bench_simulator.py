@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -126,6 +127,17 @@ def test_jitter_of_compute_is_of_all_that_it_is_applied_to_and_as_long_where_com
     data["compute_s"] = {"default": 0.19, "jitter": 10 / 190}
     moved = truth_figures.moved(Profile.model_validate(data), KNOWN, Setting(60, 400))
     assert moved.compute_s.jitter * moved.compute_s.default == pytest.approx(0.01)
+
+
+def test_what_ranks_wait_for_the_last_one_in_fsdp2s_all_gathers_is_no_cost() -> None:
+    alike = saw(KNOWN, CALIBRATION)
+    apart = copy.deepcopy(alike)
+    for of_rank in apart["seen"]["blocking"][:3]:
+        for trace in of_rank["traces"]:
+            trace["end"] -= 1
+            trace["gathers"] = {op: [begin, end + 20] for op, (begin, end) in trace["gathers"].items()}
+    assert apart != alike
+    assert truth_figures.calibrated(apart, MODULE, KNOWN) == truth_figures.calibrated(alike, MODULE, KNOWN)
 
 
 def test_what_peers_wait_for_one_another_is_no_cost() -> None:

@@ -157,14 +157,16 @@ def _took(reducing: Sequence[Trace], gathering: Sequence[Trace], num_shard: int,
     ]
     # In root the others are applied while the last all-reduce is under way.
     applies_ms = [trace["end"] - max(end for _, _, end in trace["ops"].values()) for trace in gathering]
-    waits_ms = [end - begin for trace in reducing for begin, end in trace["gathers"].values()]
+    # A backward takes as long as on the rank that is last; others wait for it in their all-gathers, which is no cost of those.
+    last = max(reducing, key=itemgetter("end"))
+    waits_ms = [end - begin for begin, end in last["gathers"].values()]
     return {
         "issue": mean(issues_ms) / 1e3,
         "apply": mean(applies_ms) / 1e3,
         "fsdp2_all_gather": mean(waits_ms) / 1e3 if waits_ms else 0.0,
         "between_gathering": mean(_gaps_s(gathering, setting)),
         "compute_jitter": _compute_jitter(gathering, setting),
-        "between_reducing": mean(_gaps_s(reducing, setting)),
+        "between_reducing": mean(_gaps_s([last], setting)),
         "all_gather": _slowest_s(gathering, "AG", shard_groups),
         "reduce_scatter_jitter": _jitter(gathering, "RS", shard_groups),
         "all_reduce_jitter": _jitter(gathering, "AR", replicate_groups),
