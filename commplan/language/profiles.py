@@ -17,8 +17,8 @@ from commplan.ops import Axis, Kind
 
 MAX_PROFILE_BYTES: Final = 4 * 1024 * 1024
 
-MAX_DEVIATION: Final = 3.0
-"""Of jitter. As many draws as anybody makes show no more."""
+MAX_DEVIATION: Final = 2.0
+"""Of jitter. Ten draws of mean 1 can't differ by 3 (the root of one less than their number)."""
 
 ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
 

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import commplan
@@ -45,6 +45,8 @@ def test_factors_are_log_normal_with_mean_one(deviation: float) -> None:
 
 
 @given(st.floats(0, MAX_DEVIATION), st.integers(10, 64))
+@example(MAX_DEVIATION, 10)
+@example(MAX_DEVIATION, 64)
 def test_few_draws_differ_as_much_as_many(deviation: float, num: int) -> None:
     plan = commplan.compile("overlapped_allreduce", 2)
     factors = np.array([one.compute_s for one in drawn(costs_of(plan, deviation), num)]) / 10
