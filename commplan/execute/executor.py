@@ -28,6 +28,7 @@ from commplan.execute.issuing import Issuer
 from commplan.execute.lanes import Token
 from commplan.execute.machinery import Machinery
 from commplan.execute.program import Action, Program, index_plan
+from commplan.execute.rhythm import Rhythm
 from commplan.execute.store import Store
 from commplan.execute.waiting import HostWaits
 from commplan.ops import Kind, Section
@@ -63,6 +64,7 @@ class Executor:
         self._control = machinery.control
         self.health = Health(machinery.lanes, machinery.lookout)
         self.host_waits = HostWaits(counts=machinery.lanes.blocks_host)
+        self.rhythm = Rhythm(machinery.lanes)
         self._store = Store(machinery.memory, make_range=machinery.make_range, sends_in_place=machinery.lanes.blocks_host)
         before_each = machinery.control if machinery.compares_reductions else None
         self._issuer = Issuer(machinery.lanes, self._store, before_each, machinery.make_range)

@@ -10,6 +10,8 @@ the thread that runs backward:
     executor.root()                     all gradients are complete; returns when every one is applied
     executor.abort()                    the backward that was under way raised: drop what is left of it
 
+Around them it may tell `executor.rhythm` how its hooks follow each other.
+
 `with executor.collecting():` holds hooks back while gradients come in no useful order, until root.  The executor never
 looks at a parameter and never chooses a group: both belong to the unit.
 """

@@ -71,6 +71,12 @@ class Lanes(Protocol):
     def submit(self, lane: str, task: Task, waits: Sequence[Token]) -> Token:
         """Queue `task` on `lane`."""
 
+    def hold_back(self) -> None:
+        """What is submitted from now on need not start before `hand_over`, or before compute waits for something."""
+
+    def hand_over(self) -> None:
+        """What was held back starts as soon as it may, and so does what is submitted from now on."""
+
     def mark(self) -> Token:
         """A token for the point that compute has reached."""
 

@@ -152,6 +152,12 @@ class StreamLanes:
         self._watchdog.watch(lane, task, before, token.event, self._pool.lot)
         return token
 
+    def hold_back(self) -> None:
+        """See `Lanes`. What is issued costs the device's own time."""
+
+    def hand_over(self) -> None:
+        """See `Lanes`."""
+
     def mark(self) -> StreamToken:
         """See `Lanes`. Whatever is submitted later is behind this point anyway."""
         return StreamToken(COMPUTE_LANE, self._num_tasks)

@@ -92,6 +92,8 @@ class WorkerLanes:
         self._gate: _Gate | None = None
         self._failure: Exception | None = None
         self._closing = False
+        self._holds_back = False
+        self._held_back: list[_Queued] = []
         self._ops: list[Interval] = []
         self._waits: list[Interval] = []
 
@@ -126,9 +128,22 @@ class WorkerLanes:
             self._raise_failure()
             self._follow(queued, (worker.last, *waits))
             worker.last = token
-            if queued.missing == 0:
-                queued.open()
+            if queued.missing > 0:
+                return token
+        if self._holds_back:
+            self._held_back.append(queued)
+        else:
+            queued.open()
         return token
+
+    def hold_back(self) -> None:
+        """See `Lanes`."""
+        self._holds_back = True
+
+    def hand_over(self) -> None:
+        """See `Lanes`."""
+        self._holds_back = False
+        self._open_held_back()
 
     def mark(self) -> Completion:
         """See `Lanes`. Compute is the calling thread, so the point is reached already."""
@@ -205,6 +220,7 @@ class WorkerLanes:
         pending = [token for token in tokens if isinstance(token, Completion) and not token.done]
         if not pending:
             return False
+        self._open_held_back()
         gate = _Gate(0)
         with self._lock:
             self._follow(gate, pending)
@@ -215,6 +231,11 @@ class WorkerLanes:
             self._give_up_on_stuck()
         self._gate = None
         return True
+
+    def _open_held_back(self) -> None:
+        held, self._held_back = self._held_back, []
+        for queued in held:
+            queued.open()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

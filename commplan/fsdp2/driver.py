@@ -214,6 +214,7 @@ class Driver:
         elif not torch_parameters.begin_backward(self._groups[index].raw):
             # FSDP2's first argument asks for its own prefetch of what comes next.
             original(False, *args[1:])
+        self.executor.rhythm.hand_over()
 
     def _need(self, index: int) -> None:
         place = self._need_place.get(index)
@@ -223,7 +224,10 @@ class Driver:
 
     def _post_backward(self, index: int, original: Callable[..., Any], *args: Any) -> None:
         self._enter()
+        rhythm = self.executor.rhythm
+        rhythm.enter(index)
         self._complete(index)
+        rhythm.leave(index)
 
     def _complete(self, index: int) -> None:
         unit, place = self.units[index], self._place.get(index)
@@ -255,6 +259,7 @@ class Driver:
             original()
         if any(private.has_queued_callback(root) for root in self._roots):
             return
+        self.executor.rhythm.break_off()
         with self._no_grads_on_failure:
             self.executor.root()
         for raw in self._offloaded:

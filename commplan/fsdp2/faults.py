@@ -186,6 +186,7 @@ class GatherPatience:
         if work.is_completed():
             work.wait()
             return
+        self._executor.rhythm.hand_over()
         ranks = "" if group is None else f" on the group of ranks {dist.get_process_group_ranks(group)}"
         op = f"AG of module {name!r}{ranks}"
         begin_s = time.perf_counter()

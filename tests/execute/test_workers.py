@@ -70,6 +70,8 @@ def test_random_programs_keep_order_and_waits(lanes: WorkerLanes) -> None:
             over[number] = True
 
         over.append(False)
+        if draw.random() < 0.2:
+            draw.choice((lanes.hold_back, lanes.hand_over))()
         tokens.append(lanes.submit(lane, task(start, finish, f"op_{number}"), [tokens[w] for w in waits]))
         last[lane] = number
         if draw.random() < 0.05:
@@ -97,6 +99,53 @@ def test_compute_goes_on_beside_a_collective_and_waits_are_recorded(lanes: Worke
     assert {i.lane for i in ops} == {"shard", "replicate"}
     assert waits[-1].lane == "compute"
     assert lanes.take_intervals() == ((), ())
+
+
+@pytest.mark.parametrize("end", ["hand over", "wait", "drain"])
+def test_what_is_held_back_starts_when_it_is_handed_over_or_compute_waits(lanes: WorkerLanes, end: str) -> None:
+    begun: list[str] = []
+    before = lanes.submit("shard", task(lambda: begun.append("before")), [])
+    lanes.wait([before])
+    lanes.hold_back()
+    first = lanes.submit("shard", task(lambda: begun.append("first")), [before])
+    then = lanes.submit("replicate", task(lambda: begun.append("then")), [first])
+    # Nothing has to be waited for.
+    lanes.wait([before])
+    time.sleep(0.05)
+    assert begun == ["before"]
+    if end == "wait":
+        lanes.wait([then])
+    elif end == "drain":
+        lanes.drain()
+    else:
+        lanes.hand_over()
+        lanes.wait([lanes.submit("outer", task(), [then])])
+    assert begun == ["before", "first", "then"]
+
+
+def test_what_is_held_back_waits_for_its_turn(lanes: WorkerLanes) -> None:
+    """Handed over, it starts behind what it waits for; what is opened by another task's end is not held back."""
+    handle, begun = Handle(), threading.Event()
+    running = lanes.submit("shard", task(lambda: handle), [])
+    lanes.hold_back()
+    behind = lanes.submit("shard", task(begun.set), [])
+    alone = lanes.submit("replicate", task(), [])
+    lanes.hand_over()
+    lanes.wait([alone])
+    assert not begun.is_set()
+    lanes.hold_back()
+    handle.over.set()
+    assert begun.wait(PATIENCE_S)
+    lanes.wait([running, behind])
+
+
+def test_close_drops_what_is_held_back() -> None:
+    ran: list[int] = []
+    lanes = WorkerLanes(PATIENCE_S)
+    lanes.hold_back()
+    lanes.submit("shard", task(lambda: ran.append(1)), [])
+    lanes.close()
+    assert not ran
 
 
 def test_placeholders_are_no_communication(lanes: WorkerLanes) -> None:

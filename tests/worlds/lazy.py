@@ -57,6 +57,12 @@ class LazyLanes:
         self.most_held = max(self.most_held, sum(1 for _ in self._pending()))
         return held
 
+    def hold_back(self) -> None:
+        pass
+
+    def hand_over(self) -> None:
+        pass
+
     def mark(self) -> _Held:
         return _Held(None, COMPUTE_LANE, [])
 
