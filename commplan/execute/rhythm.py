@@ -44,11 +44,11 @@ class Rhythm:
             module, left_s = self._left
             self._is_short[module] = time.perf_counter() - left_s < SHORT_S
             self._left = None
-            self._lanes.hand_over()
+        self._lanes.hand_over()
 
     def break_off(self) -> None:
         """Another hook comes than before compute of a module: it may have been long in coming."""
         if self._left is not None:
             self._is_short[self._left[0]] = False
             self._left = None
-            self._lanes.hand_over()
+        self._lanes.hand_over()

@@ -86,6 +86,15 @@ def test_another_hook_ends_it_and_it_is_not_held_back_again(hooks: Hooks, other:
     assert hooks.backward([0.0, 0.0]) == [True, True]
 
 
+@pytest.mark.parametrize("next_hook", ["hand_over", "break_off"])
+def test_a_hook_that_raised_leaves_nothing_held_back(hooks: Hooks, next_hook: str) -> None:
+    hooks.backward([0.0])
+    hooks.rhythm.enter(0)
+    assert hooks.lanes.is_on
+    getattr(hooks.rhythm, next_hook)()
+    assert not hooks.lanes.is_on
+
+
 def test_a_framework_that_tells_of_no_hook_before_compute_has_nothing_held_back(hooks: Hooks) -> None:
     for _ in range(2):
         assert not any(hooks.after_compute(module) for module in range(3))
