@@ -233,9 +233,8 @@ class WorkerLanes:
         return True
 
     def _open_held_back(self) -> None:
-        held, self._held_back = self._held_back, []
-        for queued in held:
-            queued.open()
+        while self._held_back:
+            self._held_back.pop(0).open()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

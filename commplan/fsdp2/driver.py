@@ -226,8 +226,10 @@ class Driver:
         self._enter()
         rhythm = self.executor.rhythm
         rhythm.enter(index)
-        self._complete(index)
-        rhythm.leave(index)
+        try:
+            self._complete(index)
+        finally:
+            rhythm.leave(index)
 
     def _complete(self, index: int) -> None:
         unit, place = self.units[index], self._place.get(index)

@@ -56,7 +56,7 @@ class Interruptions:
             original()
             return
         original()
-        self._ends[faults.context_of(state)] = faults.BackwardEnd()
+        self._ends[faults.context_of(state)] = faults.BackwardEnd(self._executor.rhythm.break_off)
 
     @property
     def backward_is_unfinished(self) -> bool:

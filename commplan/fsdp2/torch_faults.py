@@ -51,9 +51,12 @@ class BackwardEnd:
 
         def __del__(self) -> None:
             self._end.has_raised = not self._end.has_ended
+            if self._end.has_raised:
+                self._end.on_raise()
 
-    def __init__(self) -> None:
-        """Watch the backward in which the calling thread is."""
+    def __init__(self, on_raise: Callable[[], None]) -> None:
+        """Watch the backward in which the calling thread is; where it raises, `on_raise` is called."""
+        self.on_raise = on_raise
         self.has_ended = False
         self.has_raised = False
         Variable._execution_engine.queue_callback(self._Callback(self))

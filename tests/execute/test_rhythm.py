@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from commplan.execute import rhythm as tested
-from commplan.execute.rhythm import SHORT_S, Rhythm
+from commplan.execute.rhythm import FORGIVEN, SHORT_S, STRIKES, Rhythm
 
 
 class Switch:
@@ -29,7 +29,7 @@ class Hooks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._now_s = 0.0
-        monkeypatch.setattr(tested.time, "perf_counter", lambda: self._now_s)
+        monkeypatch.setattr(tested, "perf_counter", lambda: self._now_s)
         self.lanes: Any = Switch()
         self.rhythm = Rhythm(self.lanes)
 
@@ -84,6 +84,31 @@ def test_another_hook_ends_it_and_it_is_not_held_back_again(hooks: Hooks, other:
     assert not hooks.lanes.is_on
     assert hooks.backward([0.0, 0.0]) == [False, True]
     assert hooks.backward([0.0, 0.0]) == [True, True]
+
+
+@pytest.mark.parametrize("in_row", [1, 2, 7])
+def test_where_soon_and_late_take_turns_little_is_late(hooks: Hooks, in_row: int) -> None:
+    """As in steps of two kinds, or with a module that is used twice in one backward."""
+    num_late = 0
+    for turn in range(4 * FORGIVEN):
+        gap_s = 0.0 if turn % (in_row + 1) < in_row else 500 * SHORT_S
+        (is_held,) = hooks.backward([gap_s])
+        num_late += is_held and gap_s > 0
+    assert num_late == STRIKES
+
+
+def test_a_machine_that_is_busy_now_and_then_is_forgiven(hooks: Hooks) -> None:
+    for _ in range(3 * STRIKES):
+        hooks.backward([2 * SHORT_S])
+        for turn in range(FORGIVEN):
+            assert hooks.backward([0.0]) == [turn > 0]
+
+
+def test_one_that_was_given_up_is_trusted_again(hooks: Hooks) -> None:
+    for _ in range(STRIKES):
+        hooks.backward([2 * SHORT_S])
+    held = [hooks.backward([0.0])[0] for _ in range(FORGIVEN + 1)]
+    assert held == [False] * FORGIVEN + [True]
 
 
 @pytest.mark.parametrize("next_hook", ["hand_over", "break_off"])

@@ -104,11 +104,12 @@ def test_compute_goes_on_beside_a_collective_and_waits_are_recorded(lanes: Worke
 @pytest.mark.parametrize("end", ["hand over", "wait", "drain"])
 def test_what_is_held_back_starts_when_it_is_handed_over_or_compute_waits(lanes: WorkerLanes, end: str) -> None:
     begun: list[str] = []
+    all_begun = threading.Event()
     before = lanes.submit("shard", task(lambda: begun.append("before")), [])
     lanes.wait([before])
     lanes.hold_back()
     first = lanes.submit("shard", task(lambda: begun.append("first")), [before])
-    then = lanes.submit("replicate", task(lambda: begun.append("then")), [first])
+    then = lanes.submit("replicate", task(lambda: begun.append("then"), all_begun.set), [first])
     # Nothing has to be waited for.
     lanes.wait([before])
     time.sleep(0.05)
@@ -119,7 +120,11 @@ def test_what_is_held_back_starts_when_it_is_handed_over_or_compute_waits(lanes:
         lanes.drain()
     else:
         lanes.hand_over()
-        lanes.wait([lanes.submit("outer", task(), [then])])
+        assert all_begun.wait(PATIENCE_S)
+        # And so does what comes next.
+        next_begun = threading.Event()
+        lanes.submit("outer", task(next_begun.set), [])
+        assert next_begun.wait(PATIENCE_S)
     assert begun == ["before", "first", "then"]
 
 
@@ -129,9 +134,10 @@ def test_what_is_held_back_waits_for_its_turn(lanes: WorkerLanes) -> None:
     running = lanes.submit("shard", task(lambda: handle), [])
     lanes.hold_back()
     behind = lanes.submit("shard", task(begun.set), [])
-    alone = lanes.submit("replicate", task(), [])
+    alone = threading.Event()
+    lanes.submit("replicate", task(alone.set), [])
     lanes.hand_over()
-    lanes.wait([alone])
+    assert alone.wait(PATIENCE_S)
     assert not begun.is_set()
     lanes.hold_back()
     handle.over.set()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -165,3 +168,57 @@ def test_a_module_that_is_followed_by_none_this_time(worlds: Worlds) -> None:
     for of_rank in worlds.of(4).run(backwards, schedule="overlapped_allreduce", short_s=ALWAYS_SHORT_S, skips=True):
         assert of_rank[-1].withheld == ["RS_0"]
         assert of_rank[-1].gradients == [None] * (NUM_BLOCKS - 1) + ALL[-1:]
+
+
+class Breaks(torch.autograd.Function):
+    """A backward raises, when told to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, breaks: list[bool]) -> torch.Tensor:
+        ctx.breaks = breaks
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.breaks:
+            raise ArithmeticError
+        return grad, None
+
+
+def raises(here: Rank) -> tuple[bool, bool]:
+    """Whether the op that was issued last has begun all the same, and whether the model goes when it is dropped."""
+    made: list[Watched] = []
+    breaks: list[bool] = []
+    model: Any = models.shard(nn.Sequential(*(Block(k, made) for k in range(3))), here.mesh((2, 2)), reshard=False)
+    # Between the hook after compute of the second block, and that before compute of the first.
+    model[0].register_forward_hook(lambda module, args, out: Breaks.apply(out, breaks))
+
+    def make_lanes(device: torch.device, timeout_s: float) -> Watched:
+        made.append(Watched(timeout_s))
+        return made[-1]
+
+    with patch.object(rhythm, "SHORT_S", ALWAYS_SHORT_S):
+        attachment = commplan.attach(
+            model, "overlapped_allreduce", options=commplan.Options(timeout_s=60, make_lanes=make_lanes)
+        )
+        for _ in range(2):
+            model(torch.zeros(1, requires_grad=True)).sum().backward()
+        breaks.append(True)
+        made[-1].seen = Seen()
+        with suppress(ArithmeticError):
+            model(torch.zeros(1, requires_grad=True)).sum().backward()
+    assert "RS_1" in made[-1].seen.withheld
+    begins = made[-1].held_back() == []
+    executor = weakref.ref(attachment._driver.executor)
+    made.clear()
+    del attachment, model
+    deadline_s = time.monotonic() + 30
+    while executor() is not None and time.monotonic() < deadline_s:
+        gc.collect()
+        time.sleep(0.01)
+    return begins, executor() is None
+
+
+def test_a_backward_that_raises_leaves_nothing_held_back(worlds: Worlds) -> None:
+    """Other ranks may be waiting for it; and what lanes hold keeps a model alive."""
+    assert worlds.of(4).run(raises) == [(True, True)] * 4
